@@ -135,7 +135,7 @@ def properties_from_json(record: dict[str, Any]) -> Properties:
             else type(value) is str and text_bytes(value) <= _NAME_BYTES
         )
         if not is_right:
-            raise ValueError(f"expected a property of AMQP in its type, got {name}={value!r}")
+            raise ValueError(f"expected a valid AMQP property, got {name}={value!r}")
     further = []
     for encoded, value in record.get("furtherHeaders", ()):
         name = b64decode(encoded, validate=True)

@@ -204,14 +204,14 @@ def draw_states(topology: Topology, queue: str | None = None) -> str:
         moves.append(f"handled --> waiting_{at}: {which}")
         moves.append(f"waiting_{at} --> ready: after {wait}")
         failure = last + 1
-    moves.append(f"handled --> parked: failure {plan.attempts}, or hopeless")
+    moves.append(f"handled --> parked: failure {plan.attempts}, or permanent failure")
     if plan.snooze is not None:
         moves.append("handled --> ready: snoozed, after a short wait in the consumer")
     lines = [
         "stateDiagram-v2",
         "direction LR",
         f'state "ready in {label(plan.queue)}" as ready',
-        'state "in the hands of the handler" as handled',
+        'state "being handled" as handled',
         *states,
         f'state "parked in {label(plan.parking.queue)}" as parked',
         "[*] --> ready: published",

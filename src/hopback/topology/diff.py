@@ -53,7 +53,7 @@ def advise_queue(actual: Queue, field: str, desired: FieldValue, found: FieldVal
     else:
         prevails = known.prevails is Prevails.POLICY_OF_QUORUM and actual.type is QueueType.QUORUM
     if found is None or prevails:
-        note = " (for messages that come in from then on)" if key == "message-ttl" else ""
+        note = " (for messages that arrive later)" if key == "message-ttl" else ""
         return Advice(
             f"a policy with {key}: {show_value(desired)} has the same effect on the live queue{note}."
             " Declare the argument as the broker has it",

@@ -343,7 +343,7 @@ def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan |
     for key in main.arguments.keys() & arguments.keys():
         hint = " (use `delivery_limit`)" if key == "x-delivery-limit" else ""
         own = table.place.inner("arguments", None).inner(key, arguments[key])
-        own.wrong(f"this argument left to the pattern{hint}")
+        own.wrong(f"no argument that the pattern sets{hint}")
     together = {**main.arguments, **arguments}
     return (replace(main, arguments=together), *others), plan
 

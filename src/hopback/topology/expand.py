@@ -162,7 +162,7 @@ def recommend_plan(queue: str, *, tiers_ms: Sequence[int], attempts: int | None 
     if attempts is not None and attempts < 1:
         problems.append(Problem("attempts", "at least 1", str(attempts)))
     elif attempts is not None and attempts > 1 and not tiers_ms:
-        alone = "1, as there is no delay to wait before another"
+        alone = "1, because there is no delay for a retry"
         problems.append(Problem("attempts", alone, str(attempts)))
     if problems:
         raise InvalidTopology(tuple(problems), where=f"recommended plan of queue {queue!r}")

@@ -58,7 +58,7 @@ class Feed:
             raise InvalidDeclaration(
                 (Problem("match", '"all" or "any"', repr(match)),), where=f"feed {exchange!r}"
             )
-        _refuse_none(exchange, wanted, "at least one header (an empty match takes everything)")
+        _refuse_none(exchange, wanted, "at least one header (an empty match accepts all messages)")
         arguments: dict[str, FieldValue] = {"x-match": match, **wanted}
         return cls(Exchange(exchange, ExchangeType.HEADERS), match=arguments, source=source)
 

@@ -64,7 +64,7 @@ class Located:
         """Read a positive integer."""
         number = self.integer()
         if isinstance(self.value, int) and number < 1:
-            self.wrong("a whole number from 1 on")
+            self.wrong("a positive whole number")
         return max(number, 1)
 
     def duration_ms(self) -> int:

@@ -112,7 +112,7 @@ class LocalWait:
 class Redrive:
     """The target of a re-drive. If `reset` is True, attempts are counted from one again.
 
-    `keep_deaths` keeps the `x-death` header, which some designs count attempts in.
+    `keep_deaths` keeps the `x-death` header, because some designs count attempts in it.
     """
 
     exchange: str

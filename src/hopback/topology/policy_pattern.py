@@ -87,7 +87,7 @@ class _PatternPart:
 
     def __post_init__(self) -> None:
         if self.choices > _MOST_CHOICES or self.loops > _MOST_LOOPS:
-            raise PatternFlaw("it has too many ways through a name", refused=False)
+            raise PatternFlaw("it can match a name in too many ways", refused=False)
 
     def ways(self, length: int) -> int:
         """Return the maximum number of combinations for a name of the given length."""
@@ -145,9 +145,7 @@ def _repeat(part: _PatternPart, least: int, most: int | None) -> _PatternPart:
 def _look(part: _PatternPart, *, ahead: bool, wanted: bool) -> _PatternPart:
     """Return a lookahead or lookbehind."""
     if not ahead and (part.width is None or part.width > _LONGEST_NAME):
-        raise PatternFlaw(
-            "looking behind for texts of several lengths is not evaluated", refused=False
-        )
+        raise PatternFlaw("a lookbehind of variable length is not evaluated", refused=False)
     sign = b"=" if wanted else b"!"
     written = b"(?%s%s%s)" % (b"" if ahead else b"<", sign, part.written)
     return _PatternPart(written, 0, part.choices, part.loops)
@@ -378,7 +376,7 @@ class _PatternReader:
                 self._at += 1
                 last, single = self._member()
                 if not single:
-                    raise PatternFlaw("a class of characters ends no range", refused=True)
+                    raise PatternFlaw("a range cannot end with a character class", refused=True)
                 if last < bytes_:
                     raise PatternFlaw("a range in brackets is out of order", refused=True)
                 bytes_ = _span(bytes_.bit_length() - 1, last.bit_length() - 1)
@@ -409,7 +407,7 @@ class _PatternReader:
 
     def _next(self) -> str:
         if self._at >= len(self._text):
-            raise PatternFlaw("it ends in the middle", refused=True)
+            raise PatternFlaw("it is incomplete", refused=True)
         self._at += 1
         return self._text[self._at - 1]
 

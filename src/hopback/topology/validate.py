@@ -39,7 +39,7 @@ def plan_problems(plan: Plan, topology: Topology) -> Iterator[Problem]:
     yield from _exchange_known(f"{path}.parking.exchange", plan.parking.exchange, topology)
     yield from _exchange_known(f"{path}.redrive.exchange", plan.redrive.exchange, topology)
     if plan.parking.queue == plan.queue:
-        yield Problem(f"{path}.parking.queue", "another queue than its own", show_value(plan.queue))
+        yield Problem(f"{path}.parking.queue", "a queue other than its own", show_value(plan.queue))
     if plan.snooze is not None:
         wait, queue = plan.snooze, topology.queue(plan.queue)
         if not 0 <= wait.min_ms <= wait.max_ms <= LONGEST_MS:
@@ -69,7 +69,7 @@ def _tiers(path: str, plan: Plan, topology: Topology) -> Iterator[Problem]:
             longer = f"a delay no shorter than the tier before it ({least})"
             yield Problem(f"{here}.delay", longer, format_duration(tier.delay_ms))
         if not tier.routes:
-            yield Problem(f"{here}.routes", "at least one way into a retry queue", "none")
+            yield Problem(f"{here}.routes", "at least one route into a retry queue", "none")
         for number, route in enumerate(tier.routes):
             step = path_to(f"{here}.routes", number)
             yield from _queue_known(f"{step}.queue", route.queue, topology)
@@ -122,7 +122,7 @@ def problems(
     `binding_paths` contains the path of each binding in the file. It is used in error messages.
     """
     paths = binding_paths or [path_to("bindings", at) for at, _ in enumerate(topology.bindings)]
-    unreserved = f"a name that does not begin with {_RESERVED} (RabbitMQ keeps those for itself)"
+    unreserved = f"a name that does not begin with {_RESERVED} (RabbitMQ reserves those)"
     return (
         *_text("name", topology.name),
         *broker_problems(topology, binding_paths=paths),
@@ -188,7 +188,9 @@ def _queue(queue: Queue) -> Iterator[Problem]:
     for name, value in queue.arguments.items():
         place, rule = path_to(f"{path}.arguments", name), QUEUE_ARGUMENTS.get(name)
         if name == "x-queue-type":
-            yield Problem(place, "the queue's type to be given by `type`", show_value(value))
+            yield Problem(
+                place, "no such argument, because `type` sets the queue type", show_value(value)
+            )
         elif rule is None:
             continue
         elif name not in ARGUMENTS_OF[queue.type]:

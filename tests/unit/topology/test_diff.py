@@ -115,7 +115,7 @@ def test_conflict_names_each_argument_with_advice() -> None:
         (QueueType.CLASSIC, "x-dead-letter-exchange", "d", None, ("dead-letter-exchange", "d"), 'a policy with dead-letter-exchange: "d" has the same effect'),
         (QueueType.CLASSIC, "x-dead-letter-exchange", "d", "e", None, "the argument takes precedence over any policy; it cannot"),
         (QueueType.CLASSIC, "x-dead-letter-exchange", None, "e", None, "a policy cannot remove an argument"),
-        (QueueType.CLASSIC, "x-message-ttl", 5, 9, ("message-ttl", 5), "a policy with message-ttl: 5 has the same effect on the live queue (for messages that come in from then on)"),
+        (QueueType.CLASSIC, "x-message-ttl", 5, 9, ("message-ttl", 5), "a policy with message-ttl: 5 has the same effect on the live queue (for messages that arrive later)"),
         (QueueType.CLASSIC, "x-message-ttl", 9, 5, None, "RabbitMQ uses the smaller value of argument and policy"),
         (QueueType.CLASSIC, "x-overflow", "reject-publish", "drop-head", None, "the argument takes precedence"),
         (QueueType.QUORUM, "x-overflow", "reject-publish", "drop-head", ("overflow", "reject-publish"), "a policy with overflow"),

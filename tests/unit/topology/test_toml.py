@@ -145,7 +145,7 @@ def test_all_problems_are_reported_with_paths() -> None:
         "queues.c.retry[1].delay: expected a duration like 30s, got nothing",
         'queues.c.retry[2]: expected a duration such as "30s", got 7',
         "queues.c.retry[3].delay: expected a delay longer than 0s, got 0s",
-        "queues.c.attempts: expected a whole number from 1 on, got 0",
+        "queues.c.attempts: expected a positive whole number, got 0",
         'queues.c.type: expected "quorum", the type of the recommended pattern (or'
         ' `pattern = "none"`), got "classic"',
         "queues.c.durable: expected true, as in every recommended queue, got false",
@@ -204,11 +204,11 @@ def test_toml_syntax_error_names_line(text: str, expected: str) -> None:
         ),
         (
             'retry = [{ delay = "1s" }]\narguments = { x-overflow = "drop-head" }',
-            '.arguments.x-overflow: expected this argument left to the pattern, got "drop-head"',
+            '.arguments.x-overflow: expected no argument that the pattern sets, got "drop-head"',
         ),
         (
             'retry = [{ delay = "1s" }]\narguments = { x-delivery-limit = 5 }',
-            ".arguments.x-delivery-limit: expected this argument left to the pattern (use"
+            ".arguments.x-delivery-limit: expected no argument that the pattern sets (use"
             " `delivery_limit`), got 5",
         ),
         ("retry = 5", '.retry: expected an array such as `["30s", "5m"]`, got 5'),
@@ -226,7 +226,7 @@ def test_toml_syntax_error_names_line(text: str, expected: str) -> None:
         ("consumers = false\narguments = 5", ".arguments: expected a table, got 5"),
         (
             "consumers = false\narguments = { x-queue-type = 'quorum' }",
-            '.arguments.x-queue-type: expected the queue\'s type to be given by `type`, got "quorum"',
+            '.arguments.x-queue-type: expected no such argument, because `type` sets the queue type, got "quorum"',
         ),
         (
             "consumers = false\narguments = { t = 2020-01-01 }",
@@ -335,7 +335,7 @@ def test_invalid_plan_reports_all_problems() -> None:
         'plans.main.park_stamps[0].fact: expected "now", "queue", "attempt", "retries", "reason",'
         ' "error", "status", "origin-exchange" or "origin-routing-key", got "noww" (did you mean'
         ' "now"?)',
-        "plans.main.tiers[0].routes: expected at least one way into a retry queue, got none",
+        "plans.main.tiers[0].routes: expected at least one route into a retry queue, got none",
     ]
 
 

@@ -35,8 +35,8 @@ def planned(plan: Plan) -> Topology:
         (Queue("\ud800"), 'queues."\\ud800": expected text that can be written as UTF-8, got "\\ud800"'),
         (
             Queue("amq.q"),
-            'queues."amq.q": expected a name that does not begin with amq. (RabbitMQ keeps those for'
-            ' itself), got "amq.q"',
+            'queues."amq.q": expected a name that does not begin with amq. (RabbitMQ reserves'
+            ' those), got "amq.q"',
         ),
         (
             Queue("q", QueueType.QUORUM, durable=False),
@@ -196,11 +196,11 @@ def test_plan_with_undeclared_objects_is_invalid() -> None:
         ),
         (
             replace(_PLAN, tiers=(replace(_PLAN.tiers[0], routes=()),)),
-            "tiers[0].routes: expected at least one way into a retry queue, got none",
+            "tiers[0].routes: expected at least one route into a retry queue, got none",
         ),
         (
             replace(_PLAN, parking=replace(_PLAN.parking, queue="q")),
-            'parking.queue: expected another queue than its own, got "q"',
+            'parking.queue: expected a queue other than its own, got "q"',
         ),
         (
             replace(_PLAN, snooze=LocalWait()),
