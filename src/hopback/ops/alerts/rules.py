@@ -105,7 +105,7 @@ def decide_alerts(
     by_name = {rule.name: rule for rule in rules}
     brokers = {each.broker: each for each in seen}
     before = {alert.id: alert for alert in known}
-    held, unknown = _look(rules, brokers.values(), now)
+    held, unknown = _find_conditions(rules, brokers.values(), now)
     after: dict[str, Alert | None] = {}
     for alert in before.values():
         if served and not alert.broker and "" not in served:
@@ -251,7 +251,7 @@ def _notice(
     return updated, notice
 
 
-def _look(
+def _find_conditions(
     rules: Iterable[AlertRule], seen: Iterable[AlertInput], now: float
 ) -> tuple[dict[AlertKey, _Sighting], frozenset[tuple[str, str, str]]]:
     """Return the conditions that are met, and the queues for which a rule cannot be evaluated."""

@@ -171,7 +171,7 @@ def slack_body(notice: AlertNotice, link: str, address: str = "") -> bytes:
         where = _escape(one_line(_where(alert, address)))
         where = f"<{link}{alert.url}|{where}>" if link else f"`{where}`"
         lines.append(f"• {word} {_escape(one_line(alert.rule))}: {where} {_escape(alert.text)}")
-    lines += _left_out(notice)
+    lines += _describe_omitted(notice)
     return json.dumps({"text": "\n".join(lines)}, ensure_ascii=False).encode()
 
 
@@ -194,7 +194,7 @@ def mail_of(
             f"  {one_line(_where(alert, address))}: {alert.text}",
         ]
         lines += [f"  {link}{alert.url}", ""] if link else [""]
-    lines += _left_out(notice)
+    lines += _describe_omitted(notice)
     mail.set_content("\n".join(lines) or "This is a test. No action is needed.\n")
     return mail
 
@@ -206,7 +206,7 @@ def _alerts_of(notice: AlertNotice) -> Iterator[tuple[Alert, str]]:
         yield alert, "Resolved"
 
 
-def _left_out(notice: AlertNotice) -> list[str]:
+def _describe_omitted(notice: AlertNotice) -> list[str]:
     listed = min(len(notice.firing) + len(notice.resolved), _LISTED)
     left = len(notice.firing) + len(notice.resolved) + notice.more - listed
     return [f"and {left} more: see the page"] if left else []

@@ -90,7 +90,7 @@ class ArchiveSurveys:
             known = kept.get(key, ArchiveSurvey())
             last = replace(known, place=place, file=path.name, job=job)
             now = Moment(self._documents.clock.now())
-            more = await asyncio.to_thread(_read_on, path, last, room, sources, now)
+            more = await asyncio.to_thread(_continue_survey, path, last, room, sources, now)
             room -= more.seen - last.seen
             if more.position != known.position or known.place != place:
                 await self._documents.write(_ARCHIVE, {key: more})
@@ -112,7 +112,7 @@ class ArchiveSurveys:
         return job.spec.broker == self._documents.broker
 
 
-def _read_on(
+def _continue_survey(
     path: Path,
     last: ArchiveSurvey,
     most: int,

@@ -150,7 +150,7 @@ class Surveys:
         return ErrorOverview(
             items=add_discards(errors, ((one.queue, one.groups) for one in archives)),
             queues=tuple(
-                _surveyed(one.queue, kept.get(one.queue), self._why_not(one, snapshot))
+                _describe_survey(one.queue, kept.get(one.queue), self._why_not(one, snapshot))
                 for one in sorted(queues, key=lambda one: one.queue)
             ),
             archives=tuple(
@@ -355,7 +355,7 @@ def _count_ahead(one: QueueSummary, last: _QueueSurvey | None) -> int:
     return max((one.messages_ready or 0) - known, 0)
 
 
-def _surveyed(queue: str, last: _QueueSurvey | None, why_not: str) -> SurveyedQueue:
+def _describe_survey(queue: str, last: _QueueSurvey | None, why_not: str) -> SurveyedQueue:
     if last is None:
         return SurveyedQueue(queue=queue, why_not=why_not)
     return SurveyedQueue(

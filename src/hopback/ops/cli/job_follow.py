@@ -41,11 +41,11 @@ _DONE = {JobKind.REDRIVE: "re-driven", JobKind.DISCARD: "discarded"}
 
 def time_left(job: Job, rate: float | None) -> float | None:
     """Return the remaining time in seconds, or None if the rate is unknown or the job waits."""
-    is_sending = job.state is JobState.RUNNING and not _waits_for(job)
+    is_sending = job.state is JobState.RUNNING and not _wait_reason(job)
     return job.counts.remaining / rate if rate and is_sending else None
 
 
-def _waits_for(job: Job) -> str:
+def _wait_reason(job: Job) -> str:
     """Return why a running job waits. It is empty while the job is sending."""
     return job.state_reason if job.state is JobState.RUNNING else ""
 
@@ -59,7 +59,7 @@ def bar_line(job: Job, rate: float | None, columns: int = _LOG_COLUMNS) -> str:
     filled = int(share * cells)
     left = time_left(job, rate)
     # If a job waits, show the reason instead of the bar.
-    waits_for = clock_text(_waits_for(job), day=False)  # no job waits for more than a day
+    waits_for = clock_text(_wait_reason(job), day=False)  # no job waits for more than a day
     parts = [
         f"{job.kind} {job.queue}",
         "" if waits_for else "━" * filled + "─" * (cells - filled),
@@ -137,7 +137,7 @@ def record_line(job: Job, rate: float | None) -> str:
             "state": job.state,
             "reason": job.state_reason,
             "counts": to_json(job.counts),
-            "rate": None if rate is None or _waits_for(job) else round(rate, 1),
+            "rate": None if rate is None or _wait_reason(job) else round(rate, 1),
             "secondsLeft": None if left is None else round(left, 1),
         }
     )

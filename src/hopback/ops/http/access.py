@@ -163,7 +163,7 @@ ACCESS_PAGES = Pages()
 
 
 @ACCESS_PAGES.post("/notice/read", None, NO_QUEUE)
-async def _notice_read(visit: Visit) -> Response:
+async def _dismiss_notice(visit: Visit) -> Response:
     answer = see_other(own_page(visit.field("next", "/")))
     secure = visit.request.url.scheme == "https"
     set_cookie(answer, NOTICE_READ, "1", _NOTICE_S, secure=secure)

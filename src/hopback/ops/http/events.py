@@ -171,7 +171,7 @@ class LongWork(Generic[ValueT]):
 
         If the client disconnects, the operation is cancelled and Refused is raised.
         """
-        hanging_up = asyncio.create_task(_hung_up(request), name="caller hangs up")
+        hanging_up = asyncio.create_task(_wait_for_disconnect(request), name="caller hangs up")
         try:
             await asyncio.wait(
                 {self.task, hanging_up}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
@@ -212,7 +212,7 @@ async def page_work_events(work: LongWork[Any]) -> AsyncGenerator[bytes, None]:
     yield _END
 
 
-async def _hung_up(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

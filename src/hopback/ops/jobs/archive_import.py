@@ -34,7 +34,7 @@ class Import:
         self._queue = queue
         self._pacer = Pacer(Control(pace.rate))
         self._most = pace.in_flight
-        self._fates: dict[int, asyncio.Future[None]] = {}
+        self._confirms: dict[int, asyncio.Future[None]] = {}
         self._checked: set[str] = set()
 
     async def run(self, broker: Broker, lines: AsyncIterable[bytes]) -> Imported:
@@ -56,7 +56,7 @@ class Import:
                 number += 1
                 if number % _LINES_PER_TURN == 0:
                     await asyncio.sleep(0)
-                if any(fate.done() and fate.exception() for fate in self._fates.values()):
+                if any(fate.done() and fate.exception() for fate in self._confirms.values()):
                     break
         except (HopbackError, OSError) as failed:
             problem = str(failed)
@@ -64,15 +64,15 @@ class Import:
             await self._await_confirms()
             raise
         await self._await_confirms()
-        if self._fates:  # the import can be resumed at the first line that was not confirmed
-            number = min(self._fates)
-            problem = f"line {number + 1}: {self._fates[number].exception()}"
+        if self._confirms:  # the import can be resumed at the first line that was not confirmed
+            number = min(self._confirms)
+            problem = f"line {number + 1}: {self._confirms[number].exception()}"
         return Imported(number, self.published, problem)
 
     async def _await_confirms(self) -> None:
         """Wait for all messages in flight, and count those that are confirmed."""
-        if self._fates:
-            await asyncio.wait(self._fates.values())
+        if self._confirms:
+            await asyncio.wait(self._confirms.values())
         self._count_confirmed()
 
     async def _publish(
@@ -95,18 +95,20 @@ class Import:
             await asking.close()
             self._checked.add(target)
         await self._pacer.turn()
-        while len(self._fates) >= self._most:
-            done, _ = await asyncio.wait(self._fates.values(), return_when=asyncio.FIRST_COMPLETED)
+        while len(self._confirms) >= self._most:
+            done, _ = await asyncio.wait(
+                self._confirms.values(), return_when=asyncio.FIRST_COMPLETED
+            )
             self._count_confirmed()
             if any(fate.exception() for fate in done):
                 return
         await channel.room()
         message = Message("", target, archived.body, properties_for_move(archived.properties))
-        self._fates[number] = channel.publish(message)
+        self._confirms[number] = channel.publish(message)
 
     def _count_confirmed(self) -> None:
         """Count the confirmed messages. Failed messages stay in the list."""
-        for number, fate in tuple(self._fates.items()):
+        for number, fate in tuple(self._confirms.items()):
             if fate.done() and not fate.exception():
-                del self._fates[number]
+                del self._confirms[number]
                 self.published += 1

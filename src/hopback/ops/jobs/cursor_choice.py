@@ -82,7 +82,7 @@ async def open_driver(
         )
     elif is_classic:
         head = await find_head(broker, leased, snapshot) if job.run > 1 else 0
-        cursor = ClassicCursor(leased.job.checkpoint, _remembered(job.spec), head=head)
+        cursor = ClassicCursor(leased.job.checkpoint, _marks_to_remember(job.spec), head=head)
     else:
         cursor = await _quorum_cursor(broker, job, prefetch, is_type_known=is_type_known)
     messages = handed
@@ -99,7 +99,7 @@ async def open_driver(
     return CursorDriver(messages, cursor)
 
 
-def _remembered(spec: JobSpec) -> int:
+def _marks_to_remember(spec: JobSpec) -> int:
     return _REMEMBERED * spec.pace.in_flight
 
 
@@ -114,7 +114,7 @@ async def _quorum_cursor(
             by_count = ready - job.checkpoint.rest - spec.behind
     cursor = QuorumCursor(
         job.checkpoint,
-        _remembered(spec),
+        _marks_to_remember(spec),
         is_resumed=job.run > 1,
         is_whole=spec.behind == 0,
         by_count=by_count,

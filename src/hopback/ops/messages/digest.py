@@ -39,7 +39,7 @@ def content_digest(delivery: Delivery) -> str:
     properties = delivery.properties
     values, headers = vars(properties), properties.headers
     written = [f"{name}={values.get(name)!r}\n" for name in _SIMPLE_PROPERTIES]
-    names = _lasting(tuple(headers)) if len(headers) <= _USUAL_HEADERS else _lasting_of(headers)
+    names = _lasting(tuple(headers)) if len(headers) <= _USUAL_HEADERS else _lasting_names(headers)
     lasting = {name: headers[name] for name in names}
     if _count(lasting, _MANY_VALUES) < _MANY_VALUES:
         written += [f"{name!r}={canonical_text(value)}\n" for name, value in lasting.items()]
@@ -54,13 +54,13 @@ def content_digest(delivery: Delivery) -> str:
     return digest.hexdigest()
 
 
-def _lasting_of(names: Iterable[str]) -> tuple[str, ...]:
+def _lasting_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the sorted names of all headers that are not counters of the queue."""
     return tuple(sorted(name for name in names if not is_broker_count(name)))
 
 
 # Messages of a queue usually have the same few header names.
-_lasting = lru_cache(maxsize=256)(_lasting_of)
+_lasting = lru_cache(maxsize=256)(_lasting_names)
 
 
 def _count(value: object, most: int) -> int:

@@ -135,7 +135,7 @@ _STACKS = (
 _HOME_MADE = frozenset((*_MESSAGES, *_STACKS))
 
 
-def _home_made(headers: Headers) -> ForeignFailure | None:
+def _generic_consumer(headers: Headers) -> ForeignFailure | None:
     """Read the failure of a consumer without a framework, which uses common header names."""
     # true for most messages, of which a survey may read a million
     if headers.keys().isdisjoint(_HOME_MADE):
@@ -164,7 +164,7 @@ def _first_of(headers: Headers, names: tuple[str, ...]) -> str:
     return ""
 
 
-_READERS: tuple[_Reader, ...] = (_mass_transit, _nservicebus, _spring, _symfony, _home_made)
+_READERS: tuple[_Reader, ...] = (_mass_transit, _nservicebus, _spring, _symfony, _generic_consumer)
 
 
 def _failure(kind: str, message: str, stack: str, last: float) -> Failure:

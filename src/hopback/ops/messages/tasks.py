@@ -52,7 +52,7 @@ def _task_call(headers: Headers, content_type: str | None, parsed: object) -> Ta
             # In protocol 1, the body contains everything.
             arguments = _call(parsed["args"], parsed["kwargs"])
             retries = read_retries(parsed.get("retries"))
-            return _clipped("Celery", parsed["task"], parsed.get("id"), arguments, retries)
+            return _clip_call("Celery", parsed["task"], parsed.get("id"), arguments, retries)
     return None
 
 
@@ -66,7 +66,7 @@ def _celery(headers: Headers, content_type: str | None, name: str, parsed: objec
         if content_type in _PICKLES:
             arguments = f"{arguments} (as its producer showed them: a pickle is not loaded)"
     retries = read_retries(headers.get("retries"))
-    return _clipped("Celery", name, headers.get("id"), arguments.strip(), retries)
+    return _clip_call("Celery", name, headers.get("id"), arguments.strip(), retries)
 
 
 def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
@@ -82,10 +82,10 @@ def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
         failure = failure_from_traceback(trace)._replace(first=moment, last=moment)
         failed = ForeignFailure("Dramatiq", failure, queue, retries)
     arguments, message_id = _call(body.get("args"), body.get("kwargs")), body.get("message_id")
-    return _clipped("Dramatiq", body["actor_name"], message_id, arguments, retries, failed)
+    return _clip_call("Dramatiq", body["actor_name"], message_id, arguments, retries, failed)
 
 
-def _clipped(
+def _clip_call(
     framework: str,
     name: str,
     task_id: object,

@@ -38,7 +38,7 @@ NOTE_PAGES = Pages()
 """The pages for groups."""
 
 
-def _here(visit: Visit) -> str:
+def _group_url(visit: Visit) -> str:
     queue, group = quote(visit.path["queue"], safe=""), quote(visit.path["group"], safe="")
     return f"/queues/{queue}/groups/{group}"
 
@@ -65,13 +65,13 @@ async def _add_note_by_page(visit: Visit) -> Response:
     await visit.operations.dead_letter_queue(queue)
     said = convert(NewNote, {"group": group, "text": visit.field("text").strip()})
     await visit.operations.notes.add(queue, said)
-    return see_other(_here(visit))
+    return see_other(_group_url(visit))
 
 
 @NOTE_PAGES.post("/queues/{queue}/groups/{group}/notes/{note}/remove", Role.OPERATOR, PATH_QUEUE)
 async def _remove_note_by_page(visit: Visit) -> Response:
     await _remove_note(visit)
-    return see_other(_here(visit))
+    return see_other(_group_url(visit))
 
 
 @NOTE_PAGES.post("/queues/{queue}/filters", Role.OPERATOR, PATH_QUEUE)

@@ -121,7 +121,7 @@ class BoardSection:
         return trouble_title(error, f"Broker {name}" if name else "The broker")
 
 
-async def _shown_brokers(visit: Visit) -> list[BoardSection]:
+async def _read_sections(visit: Visit) -> list[BoardSection]:
     """Return this broker. The page for all brokers shows those that the visitor can see."""
     if not visit.services.spans_brokers:
         seen = [(visit.services, visit.principal)]
@@ -145,7 +145,7 @@ async def _shown_brokers(visit: Visit) -> list[BoardSection]:
 
 @BOARD_PAGES.get("/", None, VISIBLE_QUEUES)
 async def _board(visit: Visit) -> Response:
-    brokers = await _shown_brokers(visit)
+    brokers = await _read_sections(visit)
     rows = [row for broker in brokers for row in broker.rows]
     wanted, several = visit.field("find").strip().lower(), visit.services.spans_brokers
     found = [row for row in rows if wanted in f"{row.services.name} {row.summary.queue}".lower()]

@@ -342,7 +342,7 @@ async def _came_back_events(visit: Visit) -> Response:
     return visit.services.shared.streams.open(page_search_events(found, job.queue), visit.principal)
 
 
-async def _sends_again_to(visit: Visit) -> Iterable[str] | None:
+async def _resume_targets(visit: Visit) -> Iterable[str] | None:
     if visit.path["verb"] not in ("resume", "retry-failures"):
         return ()
     return await targets_of_job(visit, await visit.job())
@@ -352,7 +352,7 @@ async def _sends_again_to(visit: Visit) -> Iterable[str] | None:
     "/jobs/{job}/{verb}",
     Role.OPERATOR,
     STEERED_JOB,
-    QueueRule("every queue that the job publishes to", _sends_again_to),
+    QueueRule("every queue that the job publishes to", _resume_targets),
 )
 async def _steer(visit: Visit) -> Response:
     job, verb = await visit.job(), visit.path["verb"]
