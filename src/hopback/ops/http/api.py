@@ -1,4 +1,4 @@
-"""Dispatch the requests of the API, by the tables of endpoints.
+"""Dispatch the requests of the API to the functions in the endpoint tables.
 
 `contract.endpoints` contains the rows that the HTTP client also uses. The other rows are next to
 the functions that implement them.

@@ -1,4 +1,4 @@
-"""Read the dead-letter queues of a broker regularly, with the trends of their depths."""
+"""Read the dead-letter queues of a broker regularly, and record the trends of their depths."""
 
 from __future__ import annotations
 

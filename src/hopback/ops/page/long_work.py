@@ -1,4 +1,4 @@
-"""Slow requests of a page: their response is shown when it is ready, until then their progress."""
+"""Run slow requests of a page, and show their progress until the response is ready."""
 
 from __future__ import annotations
 
