@@ -276,8 +276,9 @@ class Applied:
 async def live_plan(
     desired: Topology, connection: Connection, management: PolicyLedger | None, vhost: str
 ) -> ApplyPlan:
-    """Read the broker and compare it with the desired topology. Only uses AMQP if `management` is
-    None.
+    """Read the broker and compare it with the desired topology.
+
+    If `management` is None, the broker is only read with AMQP.
     """
     version = connection.version
     if management is None:

@@ -156,7 +156,7 @@ class Examination:
 
     @property
     def healthy(self) -> bool:
-        """Whether there is nothing that needs to be done now."""
+        """Whether none of the findings require immediate action."""
         grave = any(finding.severity is Severity.ERROR for finding in self.findings)
         urgent = any(notice.urgent for notice in self.notices)
         return not (grave or urgent or self.alarms or self.held_back or self.troubles)

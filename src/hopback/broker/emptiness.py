@@ -104,7 +104,7 @@ def _dead_letters_to(
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """The result of reading the queues: which have ready messages, and what prevents a deletion."""
+    """The queues that have ready messages, and the obstacles to deleting them."""
 
     ready: tuple[str, ...]
     obstacles: tuple[str, ...]

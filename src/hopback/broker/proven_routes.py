@@ -1,8 +1,8 @@
 """Find out which publishes could close a channel.
 
 RabbitMQ closes the channel if a message is published to a missing exchange, if the user has no
-write permission, or if the body is too large. We then don't know what happened to the other
-messages on this channel. For this reason, a message is only published on a shared channel if a
+write permission, or if the body is too large. The fate of the other messages on
+this channel is then unknown. For this reason, a message is only published on a shared channel if a
 previous publish on the same connection proves that it is safe. This means that the broker has
 already accepted:
 

@@ -89,7 +89,7 @@ class Database:
 
     @contextmanager
     def override(self, url: str | AsyncEngine) -> Iterator[None]:
-        """Use another database within this context. Intended for tests.
+        """Use another database within this context, for example in a test.
 
         Transactions and lifespans that begin in this context use it. Its connections are closed by the
         lifespan or by `close`.

@@ -205,7 +205,7 @@ _RARE: Mapping[str, Callable[[Located], FieldValue]] = {
 
 
 def remove_non_json_arguments(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
-    """Remove arguments that JSON cannot represent. Also returns a note for each of them.
+    """Remove arguments that JSON cannot represent, and return a note for each of them.
 
     If a binding has such an argument, the whole binding is removed, because it would match more
     messages without the argument.

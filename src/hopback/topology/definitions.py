@@ -211,7 +211,7 @@ _V4_0 = BrokerVersion(4)
 
 
 def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tuple[str, ...]]:
-    """Remove objects that the given version cannot import. Also returns a note for each of them."""
+    """Remove objects that the given version cannot import, and return a note for each of them."""
     notes: list[str] = []
     unknown = {queue.name for queue in topology.queues if version < QUEUE_TYPES[queue.type]}
     topology, said = without_queues(
@@ -241,7 +241,7 @@ def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tu
 def without_queues(
     topology: Topology, names: set[str], why: str
 ) -> tuple[Topology, tuple[str, ...]]:
-    """Remove queues and their bindings. Also returns a note for each of them."""
+    """Remove queues and their bindings, and return a note for each queue."""
     notes = tuple(
         f"{queue.type} queue {quote(queue.name)} and its bindings left out: {why}"
         for queue in topology.queues
@@ -341,7 +341,7 @@ def read_definitions(
 def write_definitions(
     topology: Topology, *, version: BrokerVersion | None = None, vhost: str | None = None
 ) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Write a topology as definitions. Also returns a note for each omitted object.
+    """Return the definitions of a topology, and a note for each omitted object.
 
     Args:
         topology: The topology.
@@ -359,7 +359,7 @@ def without_unexportable(
 ) -> tuple[Topology, tuple[str, ...]]:
     """Remove exclusive queues, and everything that JSON or the given version does not support.
 
-    Also returns a note for each removal.
+    Returns the topology, and a note for each removal.
     """
     exclusive = {queue.name for queue in topology.queues if queue.exclusive}
     fitting, notes = without_queues(topology, exclusive, "it belongs to one connection")
@@ -470,7 +470,7 @@ _OF_USERS = ("users", "permissions", "topic_permissions")
 
 
 def without_secrets(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
-    """Remove objects that contain secrets. Also returns a note for each of them.
+    """Remove objects that contain secrets, and return a note for each of them.
 
     Permissions are removed together with the users, because RabbitMQ rejects permissions of unknown
     users.

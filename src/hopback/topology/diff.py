@@ -156,7 +156,7 @@ class Diff:
 
     @property
     def is_up_to_date(self) -> bool:
-        """True if there is nothing to create and there are no conflicts."""
+        """Whether the broker has all objects, and none of them conflict."""
         return not self.create and not self.conflict
 
 

@@ -319,7 +319,7 @@ class Pattern(StrEnum):
     RECOMMENDED = "recommended"
     """The queue with retry queues, a dead-letter queue and a plan. All of them are quorum queues."""
     NONE = "none"
-    """Only the queue itself."""
+    """The queue without any other objects."""
 
 
 def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan | None]:

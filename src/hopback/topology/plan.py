@@ -98,7 +98,7 @@ class Parking:
 
 @dataclass(frozen=True, slots=True)
 class LocalWait:
-    """Settings for snoozing in the process. Only for classic queues.
+    """Settings for snoozing in the process, which is only possible with classic queues.
 
     The message is held for the remaining time, but at least for `min_ms` and at most for a random
     time up to `max_ms`. If it was requeued before, the maximum is `max_ms + min_ms`.

@@ -32,7 +32,7 @@ _LONGEST_NAME = 200
 def write_kubernetes(
     topology: Topology, *, cluster: str, vhost: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Export a topology as a list of custom resources. Also returns a note for each omitted object.
+    """Return a topology as a list of custom resources, and a note for each omitted object.
 
     `cluster` is the name of the RabbitmqCluster.
     """
@@ -90,7 +90,7 @@ def _kubernetes_spec(section: str, entry: Entry) -> dict[str, Any]:
 
 
 def write_terraform(topology: Topology, *, vhost: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Export a topology as a Terraform configuration. Also returns a note for each omitted object."""
+    """Return a topology as a Terraform configuration, and a note for each omitted object."""
     resources: dict[str, dict[str, Any]] = {}
     references: dict[tuple[str, str], str] = {}
     notes = []

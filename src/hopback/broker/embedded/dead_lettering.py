@@ -45,8 +45,8 @@ class MalformedDeaths(Exception):
 
 
 def deaths_to_count(headers: Headers, profile: Profile) -> tuple[_Table, ...]:
-    """Return the deaths in an `x-death` header published by a client. Only used from 3.13.3 until
-    4.0.
+    """Return the deaths in an `x-death` header published by a client. Returns none before 3.13.3
+    and since 4.0.
     """
     found = headers.get("x-death")
     if profile.scrambles_deaths or not profile.interprets_published_deaths:

@@ -242,7 +242,7 @@ class Node:
                 yield from (taken for taken in channel.unacked.values() if not taken.void)
 
     def publish(self, message_content: StoredContent, *, mandatory: bool) -> EventKind:
-        """Route a message and return what happened to it: ENQUEUED, REFUSED, RETURNED or DROPPED."""
+        """Route a message and return its fate: ENQUEUED, REFUSED, RETURNED or DROPPED."""
         targets = self.targets(message_content)
         journal = self.journal
         if journal is not None:

@@ -237,7 +237,7 @@ class SessionChannel:
     def publish(
         self, message: Message, *, mandatory: bool = False, properties: Properties | None = None
     ) -> EventKind:
-        """Route a message and return what happened to it: ENQUEUED, REFUSED, RETURNED or DROPPED.
+        """Route a message and return its fate: ENQUEUED, REFUSED, RETURNED or DROPPED.
 
         `properties` can be used to replace the properties of the message.
         """

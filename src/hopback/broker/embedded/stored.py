@@ -183,7 +183,7 @@ class UnackedDelivery:
         self._properties: Properties | None = None
 
     session_ended: Event
-    """Not set until a consumer sets it."""
+    """A consumer sets this. Before that, the attribute is missing."""
 
     def __repr__(self) -> str:
         return f"<delivery {self.tag} from {self.queue!r}: {self.body[:40]!r}>"

@@ -59,7 +59,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """
 
     is_virtual = True
-    """Used by code that polls, see `hopback.waiting.is_time_virtual`."""
+    """Code that polls reads this with `hopback.waiting.is_time_virtual`."""
 
     def __init__(self, start: float = _START, *, patience: Duration = _LONGEST_RUN_S) -> None:
         self._virtual_now = start

@@ -293,7 +293,7 @@ _PAGES = 200
 
 
 class Management:
-    """A client for the management API of a broker. Used as an async context manager.
+    """A client for the management API of a broker. It is an async context manager.
 
     All methods raise ConnectionFailed if the API cannot be reached, ManagementRefused if the user
     has no permission, ManagementNotFound if the object does not exist, and ManagementError for all
@@ -474,8 +474,8 @@ class Management:
         """Import definitions.
 
         Existing queues and exchanges with different arguments are skipped silently. Policies are
-        overwritten, and no objects are deleted. Compare the definitions before and after to find
-        out what has changed.
+        overwritten, and no objects are deleted. Compare the definitions before and after the import
+        to find the changes.
         """
         await self._http.call("POST", _definitions(vhost), body=dict(document))
 

@@ -183,9 +183,9 @@ class Client:
         self.envelopes: Envelopes = Envelopes()
         self.peer: str = ""
         self.doing = 0
-        """The id of the current method. Part of the error if the method fails."""
+        """The id of the current method. An error that closes the connection contains it."""
         self.session: Session | None = None
-        """The session on the node. Set after the handshake."""
+        """The session on the node, or None before the handshake has completed."""
         self.peer_port: int = 0
         self.here: tuple[str, int] = ("", 0)
         self.properties: dict[str, Any] = {}
