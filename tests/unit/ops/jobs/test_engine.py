@@ -363,7 +363,7 @@ async def test_job_waits_for_unreachable_broker_and_continues() -> None:
         await _pass(600)
         waiting = await shop.operations.job(job.id)
         assert waiting.state is JobState.RUNNING
-        assert waiting.state_reason.startswith("waiting for the broker, up to 30m: ")
+        assert waiting.state_reason.startswith("waiting for the broker, up to 30 min: ")
         assert 0 < waiting.counts.done < 300
         shop.broker.faults.clear()
         await shop.publish(Message("", DLQ, b"late") for _ in range(50))
