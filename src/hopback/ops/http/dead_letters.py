@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from hopback.ops.contract.endpoints import Empty
-    from hopback.ops.contract.search import SearchProgress, SearchRequest
+    from hopback.ops.contract.search import SearchRequest
     from hopback.ops.contract.surveys import ErrorOverview
 
 DEADLETTERS = ApiTable()
@@ -86,40 +86,34 @@ async def _search_messages(call: Call[Empty, SearchRequest]) -> Response:
         known = await call.operations.queues()
         names = [one.queue for one in known if call.principal.allows(Role.OPERATOR, one.queue)]
         asked = structs.replace(asked, queues=tuple(names))
-    found = call.operations.search(asked)
+    events = search_events(call.operations.search(asked))
     # Wait for a moment, so that an invalid request can still be refused with an error status.
-    first = asyncio.ensure_future(anext(found))
+    first = asyncio.ensure_future(anext(events))
     if (await asyncio.wait({first}, timeout=AT_ONCE_S))[0]:
         first.result()
 
     async def end() -> None:
         first.cancel()
         await asyncio.wait({first})
-        await found.aclose()
+        await events.aclose()
 
     try:
-        events = _search_stream(first, found, call)
-        return call.services.shared.streams.open(events, call.principal, end)
+        stream = _continue_search(first, events, call)
+        return call.services.shared.streams.open(stream, call.principal, end)
     except Refused:
         await end()
         raise
 
 
-async def _search_stream(
-    first: asyncio.Future[SearchProgress],
-    found: AsyncGenerator[SearchProgress, None],
+async def _continue_search(
+    first: asyncio.Future[bytes],
+    events: AsyncGenerator[bytes, None],
     call: Call[Empty, SearchRequest],
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a running search. `first` is its first progress report."""
-
-    async def reports() -> AsyncGenerator[SearchProgress, None]:
-        async with aclosing(found):
-            yield await first
-            async for progress in found:
-                yield progress
-
+    """Yield the events of a search, starting with the first one. An error is the last event."""
     try:
-        async with aclosing(search_events(reports())) as events:
+        async with aclosing(events):
+            yield await first
             async for event in events:
                 yield event
     except HopbackError as refused:
