@@ -115,6 +115,10 @@ def test_site_contains_every_page_and_every_public_name(site: Path) -> None:
     assert {"hopback.App", "hopback.App.handler", "hopback.Park", "hopback.compose"} <= door.anchors
     inner = _Page((site / "api" / "hopback.ops.html").read_text(encoding="utf-8"))
     assert "hopback.ops.DeadLetters.search" in inner.anchors
+    store = _Page((site / "api" / "hopback.store.html").read_text(encoding="utf-8"))
+    repeated = {each for each in store.anchors if each.startswith("hopback.store.transaction.T")}
+    assert "hopback.store.transaction.transaction" in store.anchors, "the function, not its module"
+    assert repeated == set()
     for module, names in {
         "faststream": {"FastStreamPlans.queue", "FastStreamPlans.start"},
         "aio_pika": {"AioPikaPlans.consume", "PlannedMessage.reject"},

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,7 +188,9 @@ def _door(door: str) -> str:
         elif home is not None:
             elsewhere.append(f"[`{name}`][{home}.{name}]")
         else:
-            own.append(f"::: {door}.{name}\n{options}")
+            # A function with the name of its module is found in that module.
+            place = found.__module__ if f"{door}.{name}" in sys.modules else door
+            own.append(f"::: {place}.{name}\n{options}")
     also = f"\nAlso here: {', '.join(elsewhere)}.\n" if elsewhere else ""
     about, _, more = (DOORS.get(door) or inspect.getdoc(package) or "").partition("\n")
     return f"# `{door}`\n\n{about} `from {door} import …`\n{also}{more}\n\n" + "\n".join(

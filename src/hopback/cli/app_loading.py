@@ -50,7 +50,7 @@ def load_app(target: str) -> App:
         known = f"It has: {', '.join(apps)}." if apps else "It contains no application."
         raise CommandFailed(
             f"expected an App as {attribute!r} in {module.__name__}, got {got}",
-            do=f"{known} Run `hopback run {module.__name__}:NAME`.",
+            do=f"{known} Name it as {module.__name__}:NAME.",
             code=Exit.NOT_FOUND,
         )
     try:
