@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from hopback import App, Context, Publisher, RequestClient, Service
 from hopback.broker import EmbeddedBroker
+from hopback.broker.server import BrokerServer, ServerSettings
+from hopback.errors import ConnectionFailed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -62,6 +65,14 @@ def test_service_publisher_and_client_can_be_created_without_loop(
 
     assert asyncio.run(service.run()).handled == 4
     assert sorted(invoiced) == [2, 3]
+
+
+async def test_tls_address_of_a_plain_port_names_the_right_scheme() -> None:
+    async with BrokerServer(ServerSettings(port=0, http_port=None)) as server:
+        port = urlsplit(server.url).port
+        with pytest.raises(ConnectionFailed, match=f"port {port} does not speak TLS. Use amqp://"):
+            async with Publisher(f"amqps://localhost:{port}/"):
+                pass
 
 
 def test_broker_of_wrong_type_is_refused_with_address_form() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import WholeNumber
 from hopback.text import one_line as safe
 from hopback.version import BrokerVersion
 
@@ -62,14 +63,14 @@ class _VersionType(click.ParamType[BrokerVersion]):
 )
 @click.option(
     "--port",
-    type=click.IntRange(0, 65_535),
+    type=WholeNumber(0, 65_535),
     default=5672,
     show_default=True,
     help="AMQP port. 0 chooses a free one.",
 )
 @click.option(
     "--http",
-    type=click.IntRange(0, 65_535),
+    type=WholeNumber(0, 65_535),
     default=15672,
     show_default=True,
     help="Port of the management API and the clock. 0 chooses a free one.",
@@ -130,7 +131,7 @@ class _VersionType(click.ParamType[BrokerVersion]):
 )
 @click.option(
     "--memory",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     default=1024,
     show_default=True,
     metavar="MIB",
@@ -138,13 +139,13 @@ class _VersionType(click.ParamType[BrokerVersion]):
 )
 @click.option(
     "--max-message",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     metavar="MIB",
     help="Maximum body size. Default: that of the emulated version.",
 )
 @click.option(
     "--connections",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     default=4096,
     show_default=True,
     metavar="N",

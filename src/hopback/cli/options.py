@@ -41,6 +41,18 @@ class EnvironmentCommand(click.Command):
                 option.show_envvar = True
 
 
+class WholeNumber(click.IntRange):
+    """An option value that is a whole number within bounds."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """An option value that is a number within bounds."""
+
+    name = "number"
+
+
 class HttpAddress(click.ParamType[tuple[str, int]]):
     """An option value like `PORT` (on the loopback address) or `HOST:PORT`."""
 
@@ -125,7 +137,7 @@ def limit_option(
     """Return the option --limit N with the given help text."""
     return click.option(
         "--limit",
-        type=click.IntRange(1, most),
+        type=WholeNumber(1, most),
         default=default,
         show_default=default is not None,
         metavar="N",

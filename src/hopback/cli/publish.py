@@ -14,7 +14,7 @@ import click
 from hopback.broker.sendable import sole_failure
 from hopback.cli.broker_options import EMBEDDED, rabbitmq
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import header_pairs
+from hopback.cli.options import WholeNumber, header_pairs
 from hopback.errors import (
     ConnectionLost,
     PublishFailed,
@@ -63,7 +63,7 @@ def _check_delay(_ctx: object, _param: object, value: str | None) -> str | None:
     metavar="TIME",
     help="Deliver the message after this time, as in 5m. Needs an application with `app.delays()`.",
 )
-@click.option("--priority", type=click.IntRange(0, 255), metavar="N", help="Message priority.")
+@click.option("--priority", type=WholeNumber(0, 255), metavar="N", help="Message priority.")
 @click.option("--message-id", metavar="ID", help="Message id. Default: a new one per message.")
 @click.option("--type", "message_type", metavar="NAME", help="Message type.")
 @click.option("--correlation-id", metavar="ID", help="Correlation id.")

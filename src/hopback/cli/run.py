@@ -16,15 +16,38 @@ import click
 from hopback.cli.app_loading import load_app
 from hopback.cli.event_loop import quick_loop
 from hopback.cli.exits import CommandFailed, Exit, exit_of
-from hopback.cli.options import EnvironmentCommand, HttpAddress, Seconds, log_format_option
+from hopback.cli.options import (
+    EnvironmentCommand,
+    HttpAddress,
+    Seconds,
+    WholeNumber,
+    log_format_option,
+)
 from hopback.cli.run_settings import RunSettings
-from hopback.errors import TopologyConflict, UnsafeOperation
+from hopback.errors import InvalidDeclaration, TopologyConflict, UnsafeOperation
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hopback.runtime.processes import Supervisor
+
+
+def _require_rules(
+    _context: click.Context, _option: click.Parameter, rules: tuple[str, ...]
+) -> tuple[str, ...]:
+    if rules:
+        from hopback.topology.check import require_rule  # imports all rules
+
+        for rule in rules:
+            try:
+                require_rule(rule, where="--accept")
+            except InvalidDeclaration as error:
+                [problem] = error.problems
+                raise click.BadParameter(
+                    f"expected {problem.expected}, got {problem.got}"
+                ) from None
+    return rules
 
 
 def _require_broker(_ctx: object, _param: object, value: str | None) -> str:
@@ -53,13 +76,13 @@ def _require_broker(_ctx: object, _param: object, value: str | None) -> str:
 @click.option("--queue", "queues", multiple=True, metavar="Q", help="Only this queue. Repeatable.")
 @click.option(
     "--concurrency",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     metavar="N",
     help="Concurrent runs per queue. Overrides the handlers' setting.",
 )
 @click.option(
     "--processes",
-    type=click.IntRange(1, 256),
+    type=WholeNumber(1, 256),
     default=1,
     show_default=True,
     metavar="N",
@@ -74,7 +97,11 @@ def _require_broker(_ctx: object, _param: object, value: str | None) -> str:
     help="Declare missing objects, only check them, or do neither.",
 )
 @click.option(
-    "--accept", multiple=True, metavar="RULE", help="Start despite errors of this rule. Repeatable."
+    "--accept",
+    multiple=True,
+    callback=_require_rules,
+    metavar="RULE",
+    help="Start despite errors of this rule. Repeatable.",
 )
 @click.option(
     "--grace",

@@ -58,9 +58,14 @@ class TopologySource:
         app = self.app()
         if app is not None:
             return app.topology
+        if path.suffix.lower() in (".toml", ".json"):
+            problem = f"there is no file {self.name!r} in {Path.cwd()}"
+        else:
+            problem = f"expected a system, a file or an application, found none under the name {self.name!r}"
+        known = [*DESIGNS, f"{self.name}:app"] if Path(f"{self.name}.py").is_file() else DESIGNS
         raise CommandFailed(
-            f"expected a system, a file or an application, found none under the name {self.name!r}",
-            do=f"{did_you_mean(self.name, DESIGNS)}Name one of {', '.join(DESIGNS)}, a .toml"
+            problem,
+            do=f"{did_you_mean(self.name, known)}Name one of {', '.join(DESIGNS)}, a .toml"
             " or definitions .json file, or an application as MODULE:APP.",
             code=Exit.NOT_FOUND,
         )
@@ -98,7 +103,10 @@ def _read(path: Path, vhost: str | None) -> Topology:
     if path.suffix.lower() == ".json":
         from hopback.topology.definitions import read_definitions
 
-        return read_definitions(text, vhost=vhost, name=path.stem)
+        try:
+            return read_definitions(text, vhost=vhost, name=path.stem)
+        except InvalidTopology as error:
+            raise InvalidTopology(error.problems, where=str(path)) from None
     if path.suffix.lower() == ".toml":
         from hopback.topology.document import read_toml
 

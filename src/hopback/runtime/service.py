@@ -98,6 +98,11 @@ class ServiceOptions:
             raise InvalidDeclaration((found,), where=where) from None
         enough = concurrency is None or concurrency >= 1
         require("concurrency", enough, "at least 1", concurrency, where=where)
+        if accept:
+            from hopback.topology.check import require_rule  # imports all rules
+
+            for rule in accept:
+                require_rule(rule, where=where)
         object.__setattr__(self, "queues", queues)
         object.__setattr__(self, "ownership", ownership)
         object.__setattr__(self, "accept", accept)

@@ -301,7 +301,8 @@ class AppTest(EventRecord):
         except TimeoutError:
             left = self._left() if self._live is None else self._seen
             limit = format_duration(round(most * 1000))
-            longer = format_duration(min(round(2 * most * 1000), LONGEST_MS))
+            enough = most + max(most, self._longest_wait(left))
+            longer = format_duration(min(round(enough * 1000), LONGEST_MS))
             raise TimeoutError(
                 f"not drained within {limit}: {left}. If waits are longer, raise the limit:"
                 f' `drain(within="{longer}")`'
@@ -369,6 +370,16 @@ class AppTest(EventRecord):
                 counts[name] = len(queue.ready) + queue.unacked + waiting
         counts["in flight"] = sum(one.in_flight for one in self.service.consumers)
         return {name: count for name, count in counts.items() if count}
+
+    def _longest_wait(self, names: Iterable[str]) -> float:
+        """Return the longest time in seconds that a message may wait in one of these queues."""
+        plans = [self._plan(one.queue) for one in self.service.consumers]
+        waits = {queue: ms / 1000 for plan in plans for queue, ms in retry_queues(plan)}
+        longest = self.app.longest_delay
+        delay = 0.0 if longest is None else read_seconds(longest, "longest", where="app.delays")
+        return max(
+            (delay if is_delay_level(name) else waits.get(name, 0.0) for name in names), default=0.0
+        )
 
     def _queues_to_drain(self) -> list[str]:
         """Return the names of the queues that `drain` waits for."""

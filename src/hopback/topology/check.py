@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.errors import InvalidDeclaration, Problem
+from hopback.text import did_you_mean
 from hopback.topology.hazards import RULES
 from hopback.topology.hazards.analysis import Analysis
 from hopback.topology.hazards.rule import Finding, report
@@ -11,6 +13,15 @@ from hopback.topology.hazards.rule import Finding, report
 if TYPE_CHECKING:
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
+
+
+def require_rule(name: str, *, where: str) -> None:
+    """Raise InvalidDeclaration unless `check` has a rule with this name."""
+    known = [rule.name for rule in RULES]
+    if name not in known:
+        got = f"{name!r}{did_you_mean(name, known)}"
+        problem = Problem("accept", "a rule that `hopback topology check` reports", got)
+        raise InvalidDeclaration((problem,), where=where)
 
 
 def check(topology: Topology, version: BrokerVersion | None = None) -> tuple[Finding, ...]:

@@ -38,7 +38,8 @@ def load(data: Mapping[str, object] | str | bytes, where: str) -> object:
     try:
         return json.loads(data, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
-        place, got = f"line {error.lineno}, column {error.colno}", error.msg
+        place = f"line {error.lineno}, column {error.colno}"
+        got = f"a syntax error: {error.msg}"
     except RecursionError:
         place, got = "file", "values nested too deeply"
     except ValueError as error:

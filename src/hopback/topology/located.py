@@ -94,7 +94,8 @@ class Located:
     def entries(self) -> tuple[tuple[str, Located], ...]:
         """Read the items of a table."""
         if not isinstance(self.value, Mapping):
-            self.wrong("a table")
+            many = isinstance(self.value, list) and len(self.value) > 0
+            self.wrong(f"a table, as in [{self.path}.NAME]" if many else "a table")
             return ()
         found = []
         for key, value in self.value.items():

@@ -97,7 +97,7 @@ def test_missing_attribute_lists_existing_ones(folder: Path) -> None:
     (folder / "loaded_shop.py").write_text(_APP)
     with pytest.raises(CommandFailed) as caught:
         load_app("loaded_shop:nothing")
-    assert caught.value.do == "It has: app, other. Run `hopback run loaded_shop:NAME`."
+    assert caught.value.do == "It has: app, other. Name it as loaded_shop:NAME."
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,12 @@ def _option(command: list[str], name: str) -> str:
     [
         (["--processes", "0", "--broker", "embedded"], "--processes"),
         (["--concurrency", "0", "--broker", "embedded"], "--concurrency"),
+        (["--concurrency", "many", "--broker", "embedded"], "'many' is not a valid whole number"),
+        (
+            ["--accept", "at-most-onse", "--broker", "embedded"],
+            "expected a rule that `hopback topology check` reports, got 'at-most-onse'"
+            " (did you mean at-most-once?)",
+        ),
         (["--http", "http", "--broker", "embedded"], "expected PORT or HOST:PORT"),
         (["--grace", "soon", "--broker", "embedded"], "expected a duration like 250ms, 30s"),
         (["--grace", "-1", "--broker", "embedded"], "expected 0 s or more, got '-1'"),

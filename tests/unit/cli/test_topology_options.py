@@ -42,6 +42,27 @@ def test_toml_file_is_read_with_and_without_bom(tmp_path: Path) -> None:
     assert TopologySource(str(path)).topology() == raffle
 
 
+def test_missing_file_and_module_without_app_name_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandFailed, match=r"there is no file 'shop\.toml' in /"):
+        TopologySource("shop.toml").topology()
+    (tmp_path / "shop.py").write_text("")
+    with pytest.raises(CommandFailed) as caught:
+        TopologySource("shop").topology()
+    assert caught.value.do.startswith("Did you mean shop:app? ")
+
+
+def test_invalid_definitions_are_reported_with_file_and_place(tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text('{"queues": [}')
+    with pytest.raises(InvalidTopology) as caught:
+        TopologySource(str(path)).topology()
+    assert "bad.json has 1 problem" in str(caught.value)
+    assert "line 1, column 13: expected valid JSON, got a syntax error: " in str(caught.value)
+
+
 def test_design_options_are_refused_for_file(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text("")

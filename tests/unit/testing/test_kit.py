@@ -390,10 +390,24 @@ async def test_drain_that_is_too_short_names_the_limit_to_raise() -> None:
         await test.publish("orders", {})
         expected = (
             r"not drained within 1d: \{'orders\.retry\.3d': 1\}\. If waits are longer, raise the limit:"
-            r' `drain\(within="2d"\)`$'
+            r' `drain\(within="4d"\)`$'
         )
         with pytest.raises(TimeoutError, match=expected):
             await test.drain()
+
+
+@in_virtual_time
+async def test_drain_that_is_too_short_for_a_delay_names_a_sufficient_limit() -> None:
+    app = App("shop")
+    app.delays(longest="7d")
+
+    @app.handler("orders", retry=["30s"])
+    async def handle(order: dict[str, int]) -> None: ...
+
+    async with AppTest(app) as test:
+        await test.publish("orders", {}, delay="6d")
+        with pytest.raises(TimeoutError, match=r'`drain\(within="7d1m"\)`$'):
+            await test.drain(within="1m")
 
 
 def test_help_of_handler_shows_a_readable_default() -> None:

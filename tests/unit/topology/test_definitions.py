@@ -153,7 +153,7 @@ def test_listed_virtual_host_may_be_empty() -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        ("{", "line 1, column 2: expected valid JSON, got Expecting property name"),
+        ("{", "line 1, column 2: expected valid JSON, got a syntax error: Expecting property name"),
         (b"\xff", "file: expected valid JSON, got 'utf-8' codec can't decode"),
         ('{"a": NaN}', "file: expected valid JSON, got NaN, which JSON does not have"),
         ("[" * 100_000, "file: expected valid JSON, got values nested too deeply"),

@@ -224,6 +224,7 @@ def test_toml_syntax_error_names_line(text: str, expected: str) -> None:
         ("consumers = 1", ".consumers: expected true or false, got 1"),
         ('consumers = false\ntype = "quroum"', '.type: expected "classic", "quorum" or "stream", got "quroum" (did you mean "quorum"?)'),
         ("consumers = false\narguments = 5", ".arguments: expected a table, got 5"),
+        ("consumers = false\narguments = [5]", ".arguments: expected a table, as in [queues.q.arguments.NAME], got an array"),
         (
             "consumers = false\narguments = { x-queue-type = 'quorum' }",
             '.arguments.x-queue-type: expected no such argument, because `type` sets the queue type, got "quorum"',
@@ -257,6 +258,7 @@ def test_queue_problem_is_reported_once(text: str, expected: str) -> None:
         ('[policies.p]\npattern = "x"\npriority = "1"\ndefinition = { a = 1 }', 'policies.p.priority: expected a whole number, got "1"'),
         ('[policies.p]\npattern = "x"\napply_to = "queue"\ndefinition = { a = 1 }', 'policies.p.apply_to: expected "all", "queues", "exchanges", "classic_queues", "quorum_queues" or "streams", got "queue" (did you mean "queues"?)'),
         ("foreign = 5", "foreign: expected a table, got 5"),
+        ("[[queues]]\nname = \"q\"", "queues: expected a table, as in [queues.NAME], got an array"),
         ('exchanges = []', "exchanges: expected a table, got an empty array"),
         ('bindings = 1.5', "bindings: expected an array, got 1.5"),
         ('name = ""', 'name: expected 1 to 255 bytes, got ""'),

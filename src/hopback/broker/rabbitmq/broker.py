@@ -84,6 +84,11 @@ class RabbitMQ:
                     # The text from asyncio contains the address again, so use the reason from the
                     # operating system.
                     reason = os.strerror(error.errno)
+                elif getattr(error, "reason", "") == "WRONG_VERSION_NUMBER":
+                    reason = (
+                        f"the port {port} does not speak TLS. Use amqp://, or the port for TLS,"
+                        " usually 5671"
+                    )
                 failures.append(which + reason)
                 refused = refused and isinstance(error, LoginRefused)
         kind = LoginRefused if refused else ConnectionFailed

@@ -12,7 +12,7 @@ import click
 
 from hopback.cli.broker_options import Access, broker_options
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import format_option
+from hopback.cli.options import WholeNumber, format_option
 from hopback.cli.terminal import ask, details, document, json_text, on_terminal, wrap_text
 from hopback.clock import SystemClock
 from hopback.text import one_line as safe
@@ -43,7 +43,7 @@ _WAYS = ("as-it-is", "beside", "migrated")
 )
 @click.option(
     "--attempts",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     metavar="N",
     help="Maximum number of handler runs. Default: number of waits plus one.",
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopback.cli.options import limit_option
+from hopback.cli.options import WholeNumber, limit_option
 from hopback.ops.cli.access import (
     complete_job,
     complete_queue,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 @limit_option("Maximum number of entries, newest first.", 50, 1000)
 @click.option(
     "--before",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     metavar="NUMBER",
     help="Only entries before this number.",
 )

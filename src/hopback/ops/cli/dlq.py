@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import limit_option
+from hopback.cli.options import Number, WholeNumber, limit_option
 from hopback.cli.terminal import on_terminal, table
 from hopback.errors import UnsafeOperation
 from hopback.ops.cli.access import complete_queue, dead_letter_command
@@ -71,7 +71,7 @@ lift_option = click.option(
 )
 within_option = click.option(
     "--within",
-    type=click.IntRange(1, MOST_HELD),
+    type=WholeNumber(1, MOST_HELD),
     default=USUAL_SESSION.limit,
     show_default=True,
     metavar="N",
@@ -165,13 +165,13 @@ async def show(dead_letters: DeadLetters, queue: str, form: str) -> None:
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...", shell_complete=complete_queue)
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=Number(min=0.1),
     default=2.0,
     show_default=True,
     metavar="S",
     help="Seconds between two readings.",
 )
-@click.option("--times", type=click.IntRange(min=1), metavar="N", help="Stop after N readings.")
+@click.option("--times", type=WholeNumber(min=1), metavar="N", help="Stop after N readings.")
 @dead_letter_command
 @form_option
 async def watch(
@@ -251,7 +251,7 @@ async def groups(
 @limit_option("Number of messages to show.", 20, MOST_HELD)
 @click.option(
     "--skip",
-    type=click.IntRange(0, 5_000_000),
+    type=WholeNumber(0, 5_000_000),
     default=0,
     metavar="N",
     help="Skip the first N messages. The broker holds them meanwhile.",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import limit_option
+from hopback.cli.options import WholeNumber, limit_option
 from hopback.cli.terminal import ask, details, on_terminal
 from hopback.ops.cli.access import (
     OpsAccess,
@@ -127,7 +127,7 @@ def _unwritable(path: Path, error: OSError) -> CommandFailed:
 @rate_option
 @click.option(
     "--skip",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     default=0,
     metavar="N",
     help="Skip the first N lines.",

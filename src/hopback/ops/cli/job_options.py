@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hopback.cli.options import group_options
+from hopback.cli.options import Number, WholeNumber, group_options
 from hopback.ops.contract.options import JobOption, options_of
 from hopback.ops.contract.requests import RAMP, DiscardRequest, Pace
 
@@ -52,9 +52,9 @@ def click_option(option: JobOption, name: str = "") -> Callable[[_Command], _Com
     more: dict[str, Any] = {"type": option.kind, "default": option.default}
     if option.kind is int:
         shown = option.default is not None
-        more |= {"type": click.IntRange(option.least, option.most), "show_default": shown}
+        more |= {"type": WholeNumber(option.least, option.most), "show_default": shown}
     elif option.kind is float:
-        more["type"] = click.FloatRange(option.least, option.most, min_open=option.is_above)
+        more["type"] = Number(option.least, option.most, min_open=option.is_above)
     elif option.name == "ramp":
         more |= {"type": Ramp(), "is_flag": False, "flag_value": ",".join(map(str, RAMP))}
     elif option.metavar == "FILE":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import limit_option
+from hopback.cli.options import WholeNumber, limit_option
 from hopback.cli.terminal import ask_for_reason, table
 from hopback.ops.cli.access import (
     OpsAccess,
@@ -163,7 +163,7 @@ async def rate(dead_letters: DeadLetters, job: str, rate: str, form: str) -> Non
 @_job_argument
 @limit_option("Maximum number of entries.", 100, 1000)
 @click.option(
-    "--after", type=click.IntRange(min=0), default=0, metavar="N", help="Skip the first N entries."
+    "--after", type=WholeNumber(min=0), default=0, metavar="N", help="Skip the first N entries."
 )
 @dead_letter_command
 @form_option

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         token_reader as token_reader,
     )
 
-with needs("ops", "hopback.ops.http"):
+with needs("ops", "hopback serve"):
     import h11  # noqa: F401
     import jinja2  # noqa: F401
     import jwt  # noqa: F401
