@@ -1,1 +1,3 @@
-"""Measure Hopback, its peers and the C client on one node, in one run, interleaved. `make bench`."""
+"""Measure Hopback, its peers and the C client on one node. Their runs are interleaved. Run with
+`make bench`.
+"""

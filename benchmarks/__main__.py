@@ -1,9 +1,8 @@
-"""`python -m benchmarks`: measure Hopback and its peers, store the results, and write RESULTS.md
-from them.
+"""Measure Hopback and its peers, store the results and write RESULTS.md: `python -m benchmarks`.
 
-Without options everything is measured on the RabbitMQ of this machine. `--section` measures only
-some sections, and the page keeps the others. `--brokers 4.0,4.3` measures on those instead (see
-`tests.harness.versions`), and `--main` only the rows that depend most on the broker.
+By default, everything is measured on the RabbitMQ of this machine. `--section` only measures some
+sections, and the page keeps the others. `--brokers 4.0,4.3` measures on these versions instead (see
+`tests.harness.versions`). `--main` only measures the rows that depend most on the broker.
 """
 
 from __future__ import annotations
@@ -43,7 +42,8 @@ _SCENARIOS = (
 )  # fmt: skip
 _MEMORY, _GROUPING = "memory", "grouping"
 _OVERHEAD_S = 2.0
-"""To create and fill a queue, start a process, wait for the last acks, count, and calibrate."""
+"""Seconds to create and fill a queue, start a process, wait for the last acks, count and calibrate.
+"""
 _MAIN_SCENARIOS = (
     Scenario.CONSUME,
     Scenario.PUBLISH,
@@ -52,7 +52,7 @@ _MAIN_SCENARIOS = (
     Scenario.RETRY,
 )
 _MAIN_CLIENTS = frozenset({C, HOPBACK, APPLICATION, METRICS, REDRIVE, "aio-pika", "FastStream"})
-"""The rows for comparison, and those that another series of the broker may change."""
+"""The rows of the peers, and those that depend on the version of the broker."""
 
 
 def _arguments() -> argparse.Namespace:
@@ -99,7 +99,7 @@ def _arguments() -> argparse.Namespace:
 
 
 class _Run:
-    """The measurements of one call of the command."""
+    """The measurements of one run of the command."""
 
     def __init__(self, chosen: argparse.Namespace) -> None:
         self._chosen = chosen
@@ -114,7 +114,7 @@ class _Run:
         self._failed = False
 
     def on(self, series: str) -> bool:
-        """Measure on the broker of a series. Return whether every client succeeded."""
+        """Measure on a broker. Returns True if all clients succeeded."""
         suites = {known: suite for suite, known in versions.SUITES.items()}
         installation = HOST if series == INSTALLED else versions.build(suites[series])
         with RabbitNode(installation=installation, plugins=_PLUGINS) as node:
@@ -144,8 +144,8 @@ class _Run:
         return not self._failed
 
     def _queue_types(self) -> Sequence[str]:
-        """Return the queue types. The main rows use quorum queues, which depend most on the series
-        of the broker.
+        """Return the queue types. The main rows only use quorum queues, which depend most on the
+        version of the broker.
         """
         return self._chosen.queues or (("quorum",) if self._chosen.main else ("classic", "quorum"))
 
@@ -180,7 +180,7 @@ class _Run:
         queue_type: str,
         scenario: Scenario,
     ) -> None:
-        """Measure one section and store it at once, so that an interruption does not lose it."""
+        """Measure a section and store it at once, so that it is not lost if the run is interrupted."""
         clients = self._clients(everyone)
         results = run_rounds(setup, clients, queue_type, scenario, self._settings, undecided)
         self._failed = self._failed or bool(results.failures)
@@ -214,7 +214,7 @@ class _Run:
 def _profiles(
     setup: BrokerSetup, section: Section, named: Mapping[str, Contestant]
 ) -> dict[str, str]:
-    """Profile every row of Hopback that missed a goal."""
+    """Profile all rows of Hopback that have missed a goal."""
     missed = {each.goal.subject for each in judge(section.results) if each.reached is False}
     found: dict[str, str] = {}
     for subject in sorted(missed):

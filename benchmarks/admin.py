@@ -1,11 +1,10 @@
-"""`python -m benchmarks.admin`: response times and memory of the admin service.
+"""Measure response times and memory of the admin service: `python -m benchmarks.admin`.
 
-The service runs in a separate process on the embedded broker, with 50 queues and 100,000 dead
-letters. The pages are requested one after the other, then the read endpoints at a steady rate.
-
-`--vhosts 50` measures one service with 50 virtual hosts of `hopback broker`, which runs in another
-process, or with `--rabbitmq` of a private RabbitMQ. They contain 2,000 dead-letter queues in total,
-and `--letters` dead letters. `--write` writes the result to benchmarks/ADMIN.md.
+The service runs as a process on the embedded broker, with 50 queues and 100,000 dead letters. The
+pages are requested one after the other, and then the read endpoints at a constant rate. `--vhosts
+50` measures a service with 50 virtual hosts on `hopback broker`, which is another process, or with
+`--rabbitmq` on a private RabbitMQ. They contain 2,000 dead-letter queues and `--letters` dead
+letters in total. `--write` writes the result to benchmarks/ADMIN.md.
 """
 
 from __future__ import annotations
@@ -53,22 +52,22 @@ _OF_ONE = (
     "/errors", "/search", "/jobs", "/topology", "/checks", "/audit", "/alerts",
 )  # fmt: skip
 _SERVICE_GOAL_MS = 300.0
-_FAMILIES = 5  # errors of the dead letters
-_UNCONFIRMED = 500  # unconfirmed publishes at a time, the limit of a channel
-_WATCHED_S = 20.0  # several rounds of the sweeps that run without requests
+_FAMILIES = 5  # the number of different errors of the dead letters
+_UNCONFIRMED = 500  # the maximum number of unconfirmed publishes, which is the limit of a channel
+_WATCHED_S = 20.0  # Seconds. The sweeps that run without requests are repeated several times.
 _REPORT = Path(__file__).with_name("ADMIN.md")
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Latencies of one kind of request, in milliseconds."""
+    """The latencies of a kind of request, in milliseconds."""
 
     name: str
     times: tuple[float, ...]
     cpu_ms: float
-    """Processor time of the server per request, independent of the load of the machine."""
+    """The CPU time of the server per request, which does not depend on the load of the machine."""
     first_ms: float | None = None
-    """Latency of the first request after the start, in which templates are compiled."""
+    """The latency of the first request after the start, which compiles the templates."""
 
     def row(self) -> str:
         """Return a row of the table."""
@@ -124,7 +123,7 @@ def _process(queues: int, dead_letters: int, parent: Connection) -> None:
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> float:
-    """Send one request on an open connection. Return the response time in milliseconds."""
+    """Send a request on an open connection. Returns the response time in milliseconds."""
     begun = time.perf_counter()
     writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
     head = await reader.readuntil(b"\r\n\r\n")
@@ -151,7 +150,9 @@ async def one_by_one(port: int, pid: int, paths: Sequence[str], times: int) -> l
 
 
 async def _at_rate(port: int, pid: int, rate: float, seconds: float) -> Measured:
-    """Request the read endpoints in turn at that rate. A late answer delays only its own connection."""
+    """Request the read endpoints in turn at a constant rate. A slow response only delays its own
+    connection.
+    """
     times: list[float] = []
     begin, before = time.perf_counter(), cpu_s(pid)
 
@@ -171,7 +172,7 @@ async def _at_rate(port: int, pid: int, rate: float, seconds: float) -> Measured
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time that a process has used."""
+    """Return the CPU time that a process has used."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -184,7 +185,7 @@ def _resident(pid: int) -> float:
 
 
 def _definitions(vhosts: int, queues: int) -> dict[str, object]:
-    """Return virtual hosts with queues, each with its own dead-letter queue."""
+    """Return definitions of virtual hosts with queues. Each queue has a dead-letter queue."""
     names = [f"vhost-{number:02}" for number in range(vhosts)]
     found = []
     for vhost in names:
@@ -229,7 +230,7 @@ async def _fill_vhosts(amqp: str, vhosts: int, queues: int, dead_letters: int) -
 
 @contextmanager
 def _hopback_broker(definitions: Path) -> Iterator[tuple[str, str]]:
-    """Run `hopback broker`. Yield its AMQP and management addresses."""
+    """Run `hopback broker` and yield the URLs of AMQP and of its management API."""
     with command(
         "broker", "--port", "0", "--http", "0", "--definitions", str(definitions)
     ) as broker:
@@ -242,7 +243,7 @@ def _hopback_broker(definitions: Path) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _rabbitmq(definitions: Path) -> Iterator[tuple[str, str]]:
-    """Run a private RabbitMQ. Yield its AMQP and management addresses."""
+    """Run a private RabbitMQ and yield the URLs of AMQP and of its management API."""
     from tests.harness.management import Management
     from tests.harness.rabbitmq import RabbitNode
 
@@ -255,7 +256,7 @@ def _rabbitmq(definitions: Path) -> Iterator[tuple[str, str]]:
 
 
 def _several(vhosts: int, queues: int, dead_letters: int, *, rabbitmq: bool) -> list[str]:
-    """Return the rows of the table for one service with many virtual hosts, and its use without requests."""
+    """Measure a service with many virtual hosts and return the lines of the table."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         definitions, config = Path(folder) / "definitions.json", Path(folder) / "hopback.toml"
         definitions.write_text(json.dumps(_definitions(vhosts, queues // vhosts)))
@@ -274,7 +275,7 @@ def _several(vhosts: int, queues: int, dead_letters: int, *, rabbitmq: bool) -> 
         port = int(find_output(service, r"Serving http://\S*?:(\d+)/"))
         one = f"/brokers/bench:vhost-{min(7, vhosts - 1):02}"
         early = asyncio.run(one_by_one(port, service.pid, ("/", f"{one}/"), 1))
-        time.sleep(_WATCHED_S)  # until every virtual host was read
+        time.sleep(_WATCHED_S)  # until all virtual hosts have been read
         before = cpu_s(service.pid)
         time.sleep(_WATCHED_S)
         idle = (cpu_s(service.pid) - before) / _WATCHED_S
@@ -304,7 +305,7 @@ def _several(vhosts: int, queues: int, dead_letters: int, *, rabbitmq: bool) -> 
 
 
 def _survey(port: int, broker: str) -> list[str]:
-    """Survey the queues of a virtual host. Return the fingerprints of the errors."""
+    """Survey the queues of a virtual host. Returns the fingerprints of the errors."""
     import httpx
 
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=600) as client:
@@ -315,7 +316,7 @@ def _survey(port: int, broker: str) -> list[str]:
 
 @contextmanager
 def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a Hopback command as a process. Read its output with `find_output`."""
+    """Run a Hopback command as a process. Its output can be read with `find_output`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "hopback", *arguments],
         stdout=subprocess.PIPE,
@@ -327,11 +328,12 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.terminate()
-        process.communicate()  # reads the rest: a process that cannot write does not end
+        # this reads the remaining output; otherwise the process may block and not exit
+        process.communicate()
 
 
 def find_output(process: subprocess.Popen[str], pattern: str) -> str:
-    """Return the first group of the first line that matches. Lines are kept for later calls."""
+    """Return the first group of the first line that matches. All lines are kept for later calls."""
     lines: list[str] = process.__dict__.setdefault("said", [])
     while True:
         for line in lines:
@@ -347,7 +349,7 @@ _HEAD = "| | first ms | median ms | 99 % ms | server CPU ms |\n|---|---|---|---|
 
 
 def main() -> int:
-    """Measure and print a table."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.admin", description=__doc__)
     parser.add_argument("--queues", type=int, default=None)
     parser.add_argument("--letters", dest="dead_letters", type=int, default=100_000)
@@ -374,7 +376,7 @@ def main() -> int:
 
 
 def write_section(title: str, lines: list[str]) -> None:
-    """Write the lines to the report, replacing the section with the same title."""
+    """Write a section of the report. It replaces the section with the same title."""
     text = _REPORT.read_text() if _REPORT.exists() else "# The admin service\n"
     parts = re.split(r"(?m)^## ", text)
     kept = [part for part in parts[1:] if not part.startswith(f"{title}\n")]
@@ -391,7 +393,7 @@ def write_section(title: str, lines: list[str]) -> None:
 
 
 def _one_broker(queues: int, dead_letters: int, rate: float, seconds: float) -> list[str]:
-    """Return the rows of the table for one broker, and the memory of the service."""
+    """Measure a service with one broker and return the lines of the table."""
     local, remote = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     server = context.Process(target=_process, args=(queues, dead_letters, remote), daemon=True)

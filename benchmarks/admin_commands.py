@@ -1,8 +1,9 @@
-"""`python -m benchmarks.admin_commands --write`: processor time of each command on dead letters.
+"""Measure the CPU time of each command on dead letters: `python -m benchmarks.admin_commands
+--write`.
 
-A private RabbitMQ contains fifty dead letters. Each command runs as a separate process, with the
-default store, a SQLite file, and prints a table, as on a terminal. `watch` is excluded because it
-runs until it is stopped. `--write` writes the table to benchmarks/ADMIN.md.
+A private RabbitMQ contains fifty dead letters. Each command runs as a process with the default
+store, which is a SQLite file, and prints a table. `watch` is not included because it runs until it
+is stopped. `--write` writes the table to benchmarks/ADMIN.md.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _GOAL_S = 0.4
 _DEAD_LETTERS = 50
 _DLQ = "orders.dlq"
-_COUNTED_S = 6.0  # the management API updates its counts every 5 s
+_COUNTED_S = 6.0  # Seconds. The management API updates its counts every 5 s.
 
 _COMMANDS = (
     f"dlq ls | dlq show {_DLQ} | dlq groups {_DLQ} | dlq peek {_DLQ} | dlq get {_DLQ} 3 | dlq errors"
@@ -40,11 +41,11 @@ _COMMANDS = (
     f" | dlq notes {_DLQ} | dlq history {_DLQ} | dlq filters {_DLQ} | dlq candidates | dlq add {_DLQ}"
     " | dlq ignore orders | dlq forget orders | jobs ls | audit"
 )
-_MAY_FAIL = ("dlq restore-limit",)  # no limit was lifted, which the command reports
+_MAY_FAIL = ("dlq restore-limit",)  # no limit was lifted, so the command reports an error
 
 
 def _fill(channel: BlockingChannel) -> None:
-    """Let a consumer reject all messages."""
+    """Fill the queue and reject all messages."""
     for name in ("orders", _DLQ):
         channel.queue_purge(name)
     for number in range(_DEAD_LETTERS):
@@ -59,7 +60,7 @@ def _fill(channel: BlockingChannel) -> None:
 
 
 def _cpu_s(arguments: list[str], environment: dict[str, str]) -> float:
-    """Return user and kernel time of one run."""
+    """Return the user and system time of a run in seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-m", "hopback", *arguments],
@@ -116,7 +117,7 @@ def _measure(rounds: int) -> list[str]:
 
 
 def main() -> int:
-    """Measure, print the table, and write it with `--write`."""
+    """Measure and print the table, and write it if `--write` is given."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.admin_commands", description=__doc__
     )

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.admin_scale --write`: one service with a dead-letter queue of a million
-messages.
+"""Measure a service whose dead-letter queue has a million messages: `python -m
+benchmarks.admin_scale --write`.
 
-A private RabbitMQ contains dead letters of 1 KiB in a classic queue, with the broker's `x-death`
-and an application's error header. `hopback serve` runs as a separate process, with its jobs in a
-SQLite file, and is used over HTTP like by page and command. Its processor time and its maximum
-memory are read from /proc. `--write` writes the sections to benchmarks/ADMIN.md.
+A private RabbitMQ contains dead letters of 1 KiB in a classic queue, with the `x-death` header of
+the broker and the error header of an application. `hopback serve` runs as a process with its jobs
+in a SQLite file, and is used over HTTP like by the page and the commands. Its CPU time and its
+maximum memory are read from /proc. `--write` writes the sections to benchmarks/ADMIN.md.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _LIST_GOAL_MS, _LOOK_GOAL_S = 50.0, 0.2
 _WHOLE_GOAL, _REDRIVE_GOAL, _MEMORY_GOAL_MB = 10_000, 0.8, 250.0
 _LOOKS = 10
 _ROUNDS = 30
-_COUNTED_S = 8.0  # the management API updates its counts every 5 s
-_PROGRESS_S = 10.0  # between two lines of progress
+_COUNTED_S = 8.0  # Seconds. The management API updates its counts every 5 s.
+_PROGRESS_S = 10.0  # Seconds between two lines of progress.
 
 
 class Cost(NamedTuple):
-    """Duration and processor time of the service for a piece of work."""
+    """The duration and the CPU time of the service for some work."""
 
     messages: int
     seconds: float
@@ -63,7 +63,7 @@ _RATES = (
 
 
 class _Site:
-    """The node, the service on it, and its client."""
+    """The node, the service that uses it, and a client of the service."""
 
     def __init__(self, node: RabbitNode, pid: int, port: int, count: int) -> None:
         self.node = node
@@ -72,7 +72,7 @@ class _Site:
         self.count = count
 
     def measure(self, work: Callable[[RemoteDeadLetters], Coroutine[Any, Any, int]]) -> Cost:
-        """Measure one piece of work. The work returns its number of messages."""
+        """Measure some work, which returns its number of messages."""
         from hopback.ops.client import RemoteDeadLetters
 
         async def run() -> Cost:
@@ -84,7 +84,7 @@ class _Site:
         return asyncio.run(run())
 
     def section(self, title: str, lines: list[str], goal: str, *, reached: bool) -> _Section:
-        """Return a section of the report. Its last line contains the goal."""
+        """Return a section of the report. Its last line contains the goal and the result."""
         about = (
             f"{self.count:,} dead letters of 1 KiB in a classic queue of a private RabbitMQ; load average"
             f" {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, shared with the broker.\n"
@@ -94,7 +94,7 @@ class _Site:
 
 
 class _Progress:
-    """Prints the progress now and then, because a million messages take minutes."""
+    """Prints the progress from time to time, because a million messages take minutes."""
 
     def __init__(self) -> None:
         self._printed_at = time.perf_counter()
@@ -111,13 +111,15 @@ class _Section(NamedTuple):
     reached: bool
 
 
-_ERRORS = 7  # different errors of the messages, for the grouping
+_ERRORS = 7  # the number of different errors, for the grouping
 _ID = "m-{:09d}"
-_FILLED_AT_ONCE = 500  # as many as the window of a channel accepts, before other tasks run
+_FILLED_AT_ONCE = 500  # Messages. This is the window of a channel. Other tasks run in between.
 
 
 async def _fill(url: str, count: int) -> None:
-    """Publish and confirm the messages. Their properties are encoded once, except for the ID."""
+    """Publish the messages and wait for the confirms. Except for the ID, their properties are only
+    encoded once for each error.
+    """
     from hopback.broker.declare import declare
     from hopback.broker.rabbitmq import RabbitMQ
     from hopback.fields import Timestamp
@@ -265,7 +267,7 @@ def _redrive(site: _Site) -> _Section:
         lines = ["The C client was not measured, because a C compiler or librabbitmq is missing."]
         return site.section("re-drive", lines, f"{_REDRIVE_GOAL} of the C client", reached=False)
     c_client = CClient("C client", program)
-    # Before and after, because the load of the machine varies.
+    # Measure before and after, because the load of the machine varies.
     before = _c_move(c_client, site)
     job_cost = site.measure(redrive)
     if job_cost.messages != site.count:
@@ -286,7 +288,7 @@ def _redrive(site: _Site) -> _Section:
 
 
 def _c_move(c_client: CClient, site: _Site) -> Cost:
-    """Fill a separate queue and move it."""
+    """Fill a separate queue and move its messages."""
     for scenario, target in ((Scenario.FILL, ""), (Scenario.MOVE, "bare.target")):
         job = Job(
             scenario, "127.0.0.1", site.node.amqp_port, "/", "bare", target, site.count
@@ -297,7 +299,7 @@ def _c_move(c_client: CClient, site: _Site) -> Cost:
 
 
 async def _empty(url: str, *queues: str) -> None:
-    """Purge queues. Another million messages would use memory that the next part needs."""
+    """Purge queues, because another million messages would use memory that the next part needs."""
     from hopback.broker.rabbitmq import RabbitMQ
 
     connection = await RabbitMQ(url).connect("empty")
@@ -333,7 +335,7 @@ _PARTS: dict[str, Callable[[_Site], _Section]] = {
 
 
 def main() -> int:
-    """Measure, print each part, and write it with `--write`."""
+    """Measure and print each part, and write it if `--write` is given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.admin_scale", description=__doc__)
     parser.add_argument("--letters", dest="dead_letters", type=int, default=1_000_000)
     parser.add_argument(

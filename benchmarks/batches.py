@@ -1,10 +1,12 @@
-"""`python -m benchmarks.batches`: batches into PostgreSQL, and consumers in several processes.
+"""Measure batches into PostgreSQL, and consumers in several processes: `python -m
+benchmarks.batches`.
 
-One private RabbitMQ and one private PostgreSQL. Rows of users (id, name, e-mail), 1000 per batch.
-Measured are a plain loop without a broker (multi-row INSERT, COPY), a Hopback batch handler that
-consumes a queue with both, and one insert per message, each with the CPU time per row of the
-process, the broker and PostgreSQL. Then the application row of the main benchmark runs in 1, 2 and
-4 processes. Interleaved, medians, written to RESULTS.md.
+A private RabbitMQ and a private PostgreSQL are used. The rows are users with id, name and e-mail,
+1000 per batch. Three things are measured: a loop without a broker (multi-row INSERT or COPY), a
+batch handler of Hopback that consumes a queue with both, and one insert per message. For each, the
+CPU time per row of the process, the broker and PostgreSQL is measured. Then the application of the
+main benchmark runs in 1, 2 and 4 processes. The runs are interleaved, and the medians are written
+to RESULTS.md.
 """
 
 from __future__ import annotations
@@ -50,8 +52,6 @@ INSERT = "INSERT INTO users (id, name, email) VALUES {} ON CONFLICT (id) DO NOTH
 
 @dataclass
 class User:
-    """A row."""
-
     id: str
     name: str
     email: str
@@ -59,30 +59,34 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """One run: rows per second, and microseconds of CPU per row and process. Empty if not measured."""
+    """The result of a run: rows per second, and microseconds of CPU time per row for each process.
+    `cpu_us` is empty if it was not measured.
+    """
 
     rate: float
     cpu_us: tuple[float, ...] = ()
 
 
 class Meter:
-    """Time and CPU of this process, of the broker, and of PostgreSQL with all its backends."""
+    """Measures the time and the CPU time of this process, of the broker, and of PostgreSQL with all
+    its backends.
+    """
 
     def __init__(self, broker: int, url: str) -> None:
         self._broker = broker
         with psycopg.connect(url) as database:
-            # A backend is a child of the postmaster.
+            # Backends are child processes of the postmaster.
             self._postmaster = int(_stat(database.info.backend_pid)[1])
 
     def now(self) -> tuple[float, ...]:
-        """Return the seconds so far of the clock and of each process."""
+        """Return the current time and the CPU time of each process, in seconds."""
         backends = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()]
         spent = 0.0
         for pid in backends:
             try:
                 found = _stat(pid)
             except OSError:
-                continue  # it has just ended and is included in its postmaster
+                continue  # it has just ended, so the postmaster includes its CPU time
             if pid == self._postmaster:
                 spent += _seconds(found, 11, 12, 13, 14)
             elif int(found[1]) == self._postmaster:
@@ -91,13 +95,13 @@ class Meter:
         return time.perf_counter(), time.process_time(), broker, spent
 
     def cost_since(self, before: tuple[float, ...], rows: int) -> RunCost:
-        """Return the cost of `rows` rows since then."""
+        """Return the cost per row since an earlier time."""
         took, *spent = (now - then for now, then in zip(self.now(), before, strict=True))
         return RunCost(rows / took, tuple(each / rows * 1e6 for each in spent))
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields after the process name, which may contain any character."""
+    """Return the fields after the process name. The name may contain any character."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -120,7 +124,7 @@ def fresh(url: str) -> psycopg.Connection[Any]:
 
 
 def many(rows: list[User]) -> tuple[str, list[str]]:
-    """Return one statement for all rows."""
+    """Return an INSERT statement with all rows."""
     marks = ",".join(["(%s,%s,%s)"] * len(rows))
     return INSERT.format(marks), [value for row in rows for value in (row.id, row.name, row.email)]
 
@@ -163,13 +167,14 @@ async def serve(
     meter: Meter, broker: RabbitMQ, app: App, finished: asyncio.Event, rows: int
 ) -> RunCost:
     service = Service(app, broker)
-    # As in the plain loops: connected before the measurement, without messages.
+    # As in the loops without a broker, the connection is opened before the measurement.
     (consumer,) = service.consumers
     consumer.pause("until the watch runs")
     running = asyncio.create_task(service.run())
     await service.ready.wait()
     before = gc.get_threshold()
-    gc.set_threshold(50_000)  # as the command does. The plain loops have Python's default
+    # the command does the same; the loops without a broker use Python's default
+    gc.set_threshold(50_000)
     began = meter.now()
     consumer.resume("the watch runs")
     await finished.wait()
@@ -252,7 +257,7 @@ async def one_by_one(meter: Meter, broker: RabbitMQ, url: str, rows: list[User])
 
 
 def verify(url: str, rows: list[User], measure: Callable[[], RunCost]) -> RunCost:
-    """Check that every row exists."""
+    """Run a measurement and check that all rows exist."""
     cost_since = measure()
     with psycopg.connect(url) as database:
         found = database.execute("SELECT count(*) FROM users").fetchone()
@@ -262,7 +267,7 @@ def verify(url: str, rows: list[User], measure: Callable[[], RunCost]) -> RunCos
 
 
 def scale(node: RabbitNode, processes: int, count: int) -> float:
-    """Return the rate of several consuming processes on one queue, until it is empty."""
+    """Return the rate at which several processes empty a queue, in messages per second."""
     app = App("bench")
     app.queue("bench.scale", retry=["10s"])
     asyncio.run(_fill_scale(RabbitMQ(node.url), app, count))
@@ -307,7 +312,7 @@ async def _fill_scale(broker: RabbitMQ, app: App, count: int) -> None:
 
 
 async def worker(url: str) -> None:
-    """Consume until terminated, after a line on stdin."""
+    """Wait for a line on stdin and then consume until the process is terminated."""
     app = App("bench")
 
     @app.handler("bench.scale", concurrency=100, retry=["10s"])
@@ -356,7 +361,7 @@ def measure(
 
 
 def table(found: dict[str, list[RunCost]], stamp: Stamp) -> Table:
-    """Return the table with medians, spread and goals."""
+    """Return the table with medians, spreads and goals."""
     rates = {name: [cost_since.rate for cost_since in runs] for name, runs in found.items()}
     median = {name: statistics.median(each) for name, each in rates.items()}
     ours, insert = median["Hopback batch handler"], median["plain multi-row INSERT, no broker"]
@@ -387,7 +392,7 @@ def table(found: dict[str, list[RunCost]], stamp: Stamp) -> Table:
 
 
 def _medians(runs: list[RunCost]) -> list[str]:
-    """Return the CPU time per process, or empty cells if not measured."""
+    """Return the CPU times, or empty cells if they were not measured."""
     if not runs[0].cpu_us:
         return [""] * 3
     columns = zip(*(cost_since.cpu_us for cost_since in runs), strict=True)

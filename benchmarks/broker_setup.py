@@ -1,4 +1,4 @@
-"""The queues of a run: created, filled, counted and deleted."""
+"""Create, fill, count and delete the queues of a run."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _SETTLE_SECONDS = 15.0
 
 
 class CountsDiffer(RuntimeError):
-    """After a run a queue has an unexpected number of messages: messages were lost or duplicated.
+    """A queue has an unexpected number of messages after a run, so messages were lost or
+    duplicated.
 
-    `surplus` is true if there are only additional messages: acks that the broker did not receive.
+    `surplus` is True if there are only additional messages. Their acks have not reached the broker.
     """
 
     def __init__(self, where: str, expected: dict[str, int], found: dict[str, int]) -> None:
@@ -43,7 +44,7 @@ class CountsDiffer(RuntimeError):
 
 @dataclass(slots=True)
 class BrokerSetup:
-    """One virtual host on one private node. Every run has new queues."""
+    """A virtual host on a private node. Each run has new queues."""
 
     host: str
     port: int
@@ -51,7 +52,7 @@ class BrokerSetup:
     filler: Contestant
 
     def job(self, contestant: Contestant, scenario: Scenario, queue_type: str, count: int) -> Job:
-        """Create and fill the queues of a run and return the client's job."""
+        """Create and fill the queues of a run. Returns the job for the client."""
         queue = "bench.dramatiq" if contestant.layout == "dramatiq" else "bench.main"
         job = Job(
             scenario,
@@ -125,7 +126,7 @@ class BrokerSetup:
 
 
 class _OpenChannel:
-    """A channel for a few calls."""
+    """A channel that is only used for a few calls."""
 
     def __init__(self, host: str, port: int, vhost: str) -> None:
         self._connection = pika.BlockingConnection(pika.ConnectionParameters(host, port, vhost))
@@ -142,7 +143,7 @@ def _leads_to(queue: str) -> dict[str, object]:
 
 
 def _expected(job: Job) -> dict[str, int]:
-    """Return the number of messages in each queue after a run."""
+    """Return the expected number of messages in each queue after a run."""
     match job.scenario:
         case Scenario.PUBLISH | Scenario.PUBLISH_ONE:
             return {job.queue: job.count}
@@ -153,10 +154,11 @@ def _expected(job: Job) -> dict[str, int]:
 
 
 def _await_counts(channel: Any, expected: dict[str, int]) -> dict[str, int]:
-    """Return the ready counts once they are as expected, or after a timeout.
+    """Wait until the numbers of ready messages are as expected, or until a timeout, and return
+    them.
 
-    Acks of a client that has just disconnected may be in progress. A count that is correct twice is
-    final.
+    When a client has disconnected, its last acks may not have been processed yet. The numbers must
+    be correct twice in a row.
     """
     deadline = time.monotonic() + _SETTLE_SECONDS
     right = 0

@@ -1,8 +1,9 @@
-"""Measure memory and disk of a waiting message on a RabbitMQ node, by queue type and size.
+"""Measure how much memory and disk space a waiting message needs on RabbitMQ, by queue type and
+size.
 
-Run from the root: `python -m benchmarks.bytes_per_message [SUITE …]`. A suite is one of those that
-`tests.harness.versions` builds (`trixie`, `forky`) or `host` for the installed RabbitMQ. The rows
-belong in `src/hopback/rehearse/forecast.py` with the date and the versions.
+Run it with `python -m benchmarks.bytes_per_message [SUITE …]`. A suite is one that
+`tests.harness.versions` builds (`trixie`, `forky`), or `host` for the installed RabbitMQ. The rows
+belong to `src/hopback/rehearse/forecast.py`, together with the date and the versions.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _COUNTS = {100: 100_000, 1_000: 60_000, 10_000: 10_000, 100_000: 1_500}
-"""Number of messages by body size in bytes: enough to exceed the variation of the node, few enough
-for a small disk.
+"""The number of messages for each body size in bytes. There must be enough to exceed the variation
+of the node, but not too many for a small disk.
 """
 _REST_S = 10.0
-"""The time that a node needs for background work after a start or writes."""
+"""Seconds that a node needs for background work after a start or after writes."""
 
 
 def _disk(folder: Path) -> int:
@@ -38,7 +39,9 @@ def _disk(folder: Path) -> int:
 
 
 def _memory(node: RabbitNode) -> int:
-    """Return Erlang's memory. The reserve of the allocator varies."""
+    """Return the memory that Erlang uses. The reserve of the allocator is not included, because it
+    varies.
+    """
     node.ctl("force_gc")
     time.sleep(3)
     name = node.management.call("GET", "/nodes")[0]["name"]
@@ -59,15 +62,17 @@ async def _fill(node: RabbitNode, queue: Queue, size: int, count: int) -> None:
 
 
 def _measure(node: RabbitNode, kind: QueueType, size: int) -> tuple[float, float, float]:
-    """Return bytes per message: memory, memory before the log is rolled over, disk."""
+    """Return the bytes per message: the memory, the memory before the log is rolled over, and the
+    disk space.
+    """
     count = _COUNTS[size]
     memory, disk = _memory(node), _disk(node.folder)
     asyncio.run(_fill(node, Queue(f"{kind}.{size}", kind), size, count))
     time.sleep(_REST_S)
     at_first = _memory(node) - memory
     if kind is QueueType.QUORUM:
-        # The write-ahead log of all quorum queues keeps its content in memory until it has 512 MiB.
-        # That is one sum per node and not a cost per message.
+        # The write-ahead log of all quorum queues is kept in memory until it has 512 MiB. This is a
+        # cost of the node and not of a message.
         node.ctl("eval", "ra_log_wal:force_roll_over(ra_log_wal).")
         time.sleep(_REST_S)
     more, written = _memory(node) - memory, _disk(node.folder) - disk
@@ -75,7 +80,7 @@ def _measure(node: RabbitNode, kind: QueueType, size: int) -> tuple[float, float
 
 
 def main(suites: list[str]) -> None:
-    """Measure each type and size on a separate node."""
+    """Measure each queue type and size on a new node."""
     for suite in suites or ["host"]:
         installation = HOST if suite == "host" else installations()[suite]
         for kind in (QueueType.CLASSIC, QueueType.QUORUM):

@@ -1,4 +1,6 @@
-"""The measured clients and their scenarios. A new row is an entry here and a module in clients/."""
+"""The clients to measure and their scenarios. To add a row, add an entry here and a module in
+clients/.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,10 @@ __all__ = [
 ]
 
 _SECONDS = 120.0
-_SLOWEST = 1000  # messages a second of the C client. A million of them take minutes
+# The lowest rate of the C client in messages per second. A million messages may take minutes.
+_SLOWEST = 1000
 _MOVES = (Scenario.MOVE_REAL, Scenario.FAIL, Scenario.PARK)
-"""Moves for a bare client, which has no failure handling."""
+"""Scenarios that are simple moves for a client without failure handling."""
 _ALL = (Scenario.CONSUME, Scenario.PUBLISH, Scenario.PUBLISH_ONE, Scenario.MOVE, Scenario.RETRY)
 
 HOPBACK = "Hopback"
@@ -75,12 +78,12 @@ class Contestant(Protocol):
     def variant(self) -> str: ...
 
     def run(self, job: Job) -> Measured:
-        """Run the job in a separate process."""
+        """Run the job as a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class PythonClient:
-    """A module of `benchmarks.clients`, run by the interpreter of the peers."""
+    """A module in `benchmarks.clients`, which the Python of the peers runs."""
 
     name: str
     module: str
@@ -107,14 +110,16 @@ class PythonClient:
 
 
 def _environment() -> dict[str, str]:
-    """Compile modules once, also if that is disabled: hundreds of processes import the same modules."""
+    """Return an environment in which modules are only compiled once, because hundreds of processes
+    import them.
+    """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "PYTHONPYCACHEPREFIX": str(WORK / "pycache")}
 
 
 @dataclass(frozen=True, slots=True)
 class CClient:
-    """The C program. `consume` is the scenario with its way of settling."""
+    """The C program. `consume` is the scenario that defines how it settles."""
 
     name: str
     program: Path
@@ -157,7 +162,7 @@ class CClient:
 def _answer(name: str, ran: subprocess.CompletedProcess[str]) -> Measured:
     if ran.returncode != 0:
         sys.stderr.write(ran.stderr)
-        # The page contains the last line of the error. A traceback would contain paths of this
+        # The last line of the error is shown on the page. A traceback would contain paths of this
         # machine.
         words = ran.stderr.strip().splitlines() or ["no output"]
         raise RuntimeError(f"{name} failed ({ran.returncode}): {words[-1]}")
@@ -167,7 +172,7 @@ def _answer(name: str, ran: subprocess.CompletedProcess[str]) -> Measured:
 
 
 def _dramatiq_body() -> str:
-    """Return a message in Dramatiq's format, of the same size."""
+    """Return a message of the same size in Dramatiq's format."""
     message: dict[str, object] = {
         "queue_name": "bench.dramatiq",
         "actor_name": "noop",
@@ -184,7 +189,9 @@ def _dramatiq_body() -> str:
 def contestants(
     python: Path, c_program: Path | None, management: str = ""
 ) -> tuple[Contestant, ...]:
-    """Return all clients, the C client first if it could be built. `management` is for the shovel."""
+    """Return all clients. The first one is the C client if it could be built. `management` is
+    needed for the shovel.
+    """
     few = (Scenario.CONSUME, Scenario.PUBLISH_ONE)
     c: tuple[Contestant, ...] = (
         ()

@@ -1,4 +1,4 @@
-"""Typical dead letters: deaths, a failure record, headers of a producer."""
+"""Create typical dead letters with deaths, a failure record and headers of a producer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ __all__ = ["fill_with_dead_letters", "real_headers"]
 
 _TIME = 1_700_000_000
 _A_SECOND = 50
-"""Messages that die in one second. Neighbours in the queue share their time and no more."""
+"""The number of messages that die per second. Neighbours in a queue have the same second, but
+everything else differs.
+"""
 _STACK = "\n".join(f"shop.orders:Order.step_{number}:{40 + number}" for number in range(8))
 
 
 def real_headers(queue: str, number: int = 0) -> Headers:
-    """Return twenty headers of a message that failed three times in `queue`."""
+    """Return the twenty headers of a message that has failed three times in a queue."""
     died = _TIME + number // _A_SECOND
     failure = Failure(
         "shop.errors.UnknownArticle",
@@ -74,7 +76,7 @@ def _death(queue: str, reason: str, time: int) -> dict[str, FieldValue]:
 
 
 async def fill_with_dead_letters(job: Job) -> None:
-    """Fill the queue of a job with messages that failed in the job's target."""
+    """Fill the queue of a job with messages that have failed in its target queue."""
     connection = await RabbitMQ(job.url).connect("filling")
     channel = await connection.open_channel()
     for number in range(job.count):

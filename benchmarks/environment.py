@@ -1,4 +1,4 @@
-"""The environment of the clients, the C client if it can be built, and the machine."""
+"""Create the environment of the clients, build the C client and describe the machine."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _PEERS = ("aio-pika", "aiormq", "dramatiq", "faststream", "kombu", "pika", "uvlo
 
 
 def peers_python() -> Path:
-    """Return the interpreter of the peers' environment. It is created on first use and after
-    changes of the pins.
+    """Return the Python of the peers. Its environment is created if it does not exist or the pins
+    have changed.
     """
     folder = WORK / "venv"
     python = folder / "bin" / "python"
@@ -49,7 +49,9 @@ def peers_python() -> Path:
 
 
 def build_c_client() -> Path | None:
-    """Return the C client, or None without a compiler or librabbitmq."""
+    """Build the C client and return its path. Returns None if there is no compiler or no
+    librabbitmq.
+    """
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         return None
@@ -63,7 +65,7 @@ def build_c_client() -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine of the measurements."""
+    """The machine on which the benchmarks run."""
 
     cores: int
     memory_gib: float
@@ -74,7 +76,7 @@ class Machine:
 
 
 def describe(python: Path, broker: str) -> Machine:
-    """Return the machine and all relevant versions."""
+    """Describe the machine and all relevant versions."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     versions = {
         "RabbitMQ": broker,
@@ -103,7 +105,7 @@ def _peer_versions(python: Path) -> dict[str, str]:
 
 
 def c_version() -> str | None:
-    """Return the version of librabbitmq, if known."""
+    """Return the version of librabbitmq, or None if it is unknown."""
     try:
         ran = subprocess.run(
             ["pkg-config", "--modversion", "librabbitmq"],

@@ -1,4 +1,4 @@
-"""The goals of the benchmarks as data."""
+"""The goals of the benchmarks."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _REASONS = Path(__file__).with_name("reasons.toml")
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """At least `times` another client's rate, or at most `cpu_us` of CPU per message (more than
-    `against`).
+    """A goal. The rate must be at least `times` the rate of another client, or the CPU time per
+    message must be at most `cpu_us`, or at most this much more than that of `against`.
     """
 
     subject: str
@@ -53,13 +53,13 @@ class Goal:
         return f"≤ {self.cpu_us:g} µs of CPU"
 
     def is_reached(self, found: float) -> bool:
-        """Return whether a ratio or a cost reaches the goal."""
+        """Return True if a ratio or a CPU time reaches the goal."""
         return found >= self.times if self.times else found <= self.cpu_us
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A goal and its result. `reached` is None if it could not be measured."""
+    """A goal and its result. `reached` is None if it was not measured."""
 
     goal: Goal
     queue_type: str
@@ -106,7 +106,7 @@ GOALS: tuple[Goal, ...] = (
 
 
 def judge(results: Results, goals: tuple[Goal, ...] = GOALS) -> tuple[Verdict, ...]:
-    """Judge every goal for every measured type of queue."""
+    """Return the verdicts on all goals for all queue types that were measured."""
     measured = {(case.queue_type, case.scenario) for case in results.runs}
     return tuple(
         _verdict(results, goal, queue_type)
@@ -117,7 +117,7 @@ def judge(results: Results, goals: tuple[Goal, ...] = GOALS) -> tuple[Verdict, .
 
 
 def undecided(results: Results, goals: tuple[Goal, ...] = GOALS) -> frozenset[str]:
-    """Return the clients of every goal that some rounds reach and others miss."""
+    """Return the clients whose goals are reached in some rounds and missed in others."""
     found: set[str] = set()
     for case in results.runs:
         for goal in goals:
@@ -131,7 +131,7 @@ def undecided(results: Results, goals: tuple[Goal, ...] = GOALS) -> frozenset[st
 
 
 def _measure(results: Results, goal: Goal, queue_type: str) -> stats.Spread | None:
-    """Return the value of the goal over all rounds."""
+    """Return the values of all rounds for a goal."""
     case = Case(queue_type, goal.scenario, goal.subject)
     if not goal.against:
         return stats.cpu_us(results, case)
@@ -154,14 +154,16 @@ _UNEXPLAINED = "not explained yet: add it to benchmarks/reasons.toml"
 
 
 def reason_for(verdict: Verdict) -> str:
-    """Return the reason of a missed goal from `reasons.toml`. It is written after reading the profile."""
+    """Return from `reasons.toml` why a goal was missed. The reasons are written manually after
+    reading a profile.
+    """
     kind = verdict.goal.against if verdict.goal.times else "cpu"
     scenario = _reasons().get(verdict.queue_type, {}).get(str(verdict.goal.scenario), {})
     return str(scenario.get(verdict.goal.subject, {}).get(kind, _UNEXPLAINED))
 
 
 def reason_in_table(table: str, name: str) -> str:
-    """Return the reason of a missed goal of a table."""
+    """Return why a goal of a table was missed."""
     return str(_reasons().get("tables", {}).get(table, {}).get(name, _UNEXPLAINED))
 
 

@@ -1,4 +1,4 @@
-"""Grouping a large dead-letter queue: duration, memory, and delay of other tasks."""
+"""Measure the time and memory to group a large dead-letter queue, and the delay of other tasks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["BOUND_KIB", "Grouping", "group"]
 
 BOUND_KIB = 64 * 1024
-"""Limit for the growth of a process while it groups, at any depth of the queue."""
+"""The maximum growth of a process while it groups, for any number of messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """One survey. `stall_ms` is the longest delay of another task of the process."""
+    """The result of a survey. `stall_ms` is the longest delay of another task in the process."""
 
     count: int
     seconds: float
@@ -35,7 +35,7 @@ class Grouping:
 
 
 def group(setup: BrokerSetup, python: Path, count: int) -> Grouping:
-    """Fill a queue and group it with Hopback."""
+    """Fill a queue and group its messages with Hopback."""
     client = PythonClient(HOPBACK, "grouping_client", python)
     job = setup.job(client, Scenario.GROUP, "classic", count)
     measured = client.run(job)

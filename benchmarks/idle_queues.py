@@ -1,4 +1,6 @@
-"""`python -m benchmarks.idle_queues`: memory and CPU time of idle quorum queues on a private RabbitMQ."""
+"""Measure the memory and CPU time of idle quorum queues on RabbitMQ: `python -m
+benchmarks.idle_queues`.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,28 @@ from hopback import RabbitMQ
 from hopback.topology.model import Queue, QueueType
 
 _QUEUES = 300
-"""Enough to exceed the variation of an idle node, and declared in a few seconds."""
+"""The number of queues. It is large enough to exceed the variation of an idle node, and they are
+declared within a few seconds.
+"""
 _SETTLE_S = 20
 _IDLE_S = 30
 
 
 def _memory(node: RabbitNode) -> int:
-    """Return the resident memory in bytes."""
+    """Return the resident memory of the node in bytes."""
     return int(Path(f"/proc/{node.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cpu(node: RabbitNode) -> float:
-    """Return the CPU time in seconds."""
+    """Return the CPU time of the node in seconds."""
     fields = Path(f"/proc/{node.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _idle(node: RabbitNode) -> tuple[int, float]:
-    """Return resident bytes and CPU seconds per second without client activity."""
+    """Return the resident memory in bytes, and the CPU seconds per second while no client is
+    active.
+    """
     time.sleep(_SETTLE_S)
     before, began = _cpu(node), time.monotonic()
     time.sleep(_IDLE_S)

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.inbox`: a transaction with inbox mark, insert and outbox message in
-PostgreSQL.
+"""Measure transactions with an inbox mark, an insert and an outbox message in PostgreSQL: `python
+-m benchmarks.inbox`.
 
 The hand-written transaction executes the same three statements with SQLAlchemy, once as `text` and
-once as expressions that are built for each call. Concurrency 10, no broker, interleaved rounds. The
-CPU time is that of this process. The last row also relays the outbox, to a publisher that accepts
-every message at once.
+once as expressions that are built for each call. The concurrency is 10, there is no broker, and the
+rounds are interleaved. The CPU time is that of this process. The last row also relays the outbox to
+a publisher that accepts all messages immediately.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Accept:
 
 
 async def _measure(handle: Handle, count: int) -> tuple[float, float]:
-    """Return transactions a second and microseconds of CPU for each."""
+    """Return the transactions per second, and the CPU time of a transaction in microseconds."""
     ids = iter([str(uuid.uuid4()) for _ in range(count)])
 
     async def work() -> None:

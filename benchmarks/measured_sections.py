@@ -1,8 +1,9 @@
-"""Measured sections, stored in results.json. The page is generated from this file alone.
+"""The sections that were measured. They are stored in results.json, from which the page is
+generated.
 
-A section is one scenario on one type of queue of one broker. It is measured completely, because
-ratios are computed within its rounds, and has the date and commit of its measurement. Sections can
-be measured separately.
+A section is a scenario on a queue type of a broker. All clients of a section are measured together,
+because ratios are computed within a round. It contains the date and the commit. Sections can be
+measured separately.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ __all__ = [
 
 RESULTS_FILE = Path(__file__).with_name("results.json")
 INSTALLED = "installed"
-"""The name of the series of the installed broker."""
+"""The name that stands for the version of the installed broker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Date, commit and broker of a measurement. `load` is the load average at its end."""
+    """The date, commit and broker of a measurement. `load` is the load average at its end."""
 
     day: str
     commit: str
@@ -47,12 +48,12 @@ class Stamp:
 
 
 def stamp_now(broker: str, load: float) -> Stamp:
-    """Return the stamp of a measurement that has just ended."""
+    """Create the stamp of a measurement that has just ended."""
     return Stamp(f"{datetime.now(UTC):%Y-%m-%d}", _commit(), broker, round(load, 1))
 
 
 def _commit() -> str:
-    """Return the commit, with a note if the source differs from it."""
+    """Return the commit, and a note if the source has been changed."""
     try:
         head = _git("rev-parse", "--short=10", "HEAD").strip()
         changed = _git(
@@ -70,7 +71,9 @@ def _git(*words: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The counted runs of one scenario. `profiles` are those of Hopback's rows that missed a goal."""
+    """The runs of a scenario. `profiles` contains the profiles of Hopback's rows that missed a
+    goal.
+    """
 
     series: str
     queue_type: str
@@ -90,7 +93,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class TableGoal:
-    """A goal of a table and its result. `what` is also its name in `reasons.toml`."""
+    """A goal of a table and its result. `what` is its name, also in `reasons.toml`."""
 
     what: str
     goal: str
@@ -100,7 +103,7 @@ class TableGoal:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Other figures: a text that was created with the measurement, and their goals."""
+    """A text with other figures and their goals. It was created together with the measurement."""
 
     name: str
     title: str
@@ -111,7 +114,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """The content of the page."""
+    """All measurements on the page."""
 
     machine: Machine | None = None
     sections: tuple[Section, ...] = ()
@@ -120,19 +123,19 @@ class Measurements:
     tables: tuple[Table, ...] = ()
 
     def with_table(self, table: Table) -> Measurements:
-        """Return a copy with this table instead of its predecessor."""
+        """Return a copy in which a table is added or replaced."""
         others = [one for one in self.tables if one.name != table.name]
         return replace(self, tables=tuple(sorted([*others, table], key=lambda one: one.name)))
 
     def with_section(self, section: Section) -> Measurements:
-        """Return a copy with this section instead of its predecessor."""
+        """Return a copy in which a section is added or replaced."""
         others = [one for one in self.sections if one.key != section.key]
         ordered = sorted([*others, section], key=_place)
         return replace(self, sections=tuple(ordered))
 
     @classmethod
     def load(cls, path: Path = RESULTS_FILE) -> Measurements:
-        """Read the stored measurements. Without a file there are none."""
+        """Read the stored measurements. If there is no file, there are none."""
         if not path.exists():
             return cls()
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -146,7 +149,7 @@ class Measurements:
         )
 
     def save(self, path: Path = RESULTS_FILE) -> None:
-        """Write the file, with each section on a separate line."""
+        """Write the file. Each section is on its own line."""
         data: dict[str, Any] = {
             "machine": self.machine and asdict(self.machine),
             "memory": self.memory and _stamped(*self.memory),
@@ -162,7 +165,9 @@ class Measurements:
 
 
 def _place(section: Section) -> tuple[bool, str, str, int]:
-    """Return the sort key: the installed broker first, scenarios in their order."""
+    """Return the sort key of a section. The installed broker comes first, and scenarios keep their
+    order.
+    """
     order = list(Scenario).index(section.scenario)
     return section.series != INSTALLED, section.series, section.queue_type, order
 

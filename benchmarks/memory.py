@@ -1,4 +1,4 @@
-"""Memory over many messages, published and consumed in one process, sampled forty times."""
+"""Measure the memory while many messages are published and consumed in one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLAT_KIB = 4096
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Resident memory after the warm-up (a tenth of the messages) and at the end."""
+    """The resident memory after the warm-up, which is a tenth of the messages, and at the end."""
 
     count: int
     warm_kib: int
@@ -40,7 +40,7 @@ class Memory:
 
 
 def measure_memory(setup: BrokerSetup, python: Path, count: int) -> Memory:
-    """Publish and consume `count` messages with Hopback."""
+    """Publish and consume messages with Hopback."""
     client = PythonClient(HOPBACK, "hopback_client", python)
     job = setup.job(client, Scenario.FLOW, "classic", count)
     measured = client.run(job)

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.parts --write`: cost of the parts of the work on one message, without a
-broker.
+"""Measure the cost of each part of the work on a message, without a broker: `python -m
+benchmarks.parts --write`.
 
-One process, CPU time, the best of several passes over 2,000 messages: the result of a profile
-without the overhead of profiling. The messages are those of `benchmarks.dead_letters`, and plain
-ones without headers.
+The CPU time of one process is measured, and the best of several passes over 2,000 messages is used.
+The result is like a profile, but without the overhead of profiling. The messages are those of
+`benchmarks.dead_letters`, and messages without headers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _plan(attempts: int) -> Plan:
 
 
 def _deliveries(*, real: bool) -> list[Delivered]:
-    """Return undecoded messages from the wire."""
+    """Return messages as they are received, before they are decoded."""
     found = []
     for number in range(_MESSAGES):
         properties = Properties(
@@ -85,7 +85,7 @@ def _deliveries(*, real: bool) -> list[Delivered]:
 
 
 def _best(work: Callable[[list[Delivered]], object], *, real: bool, decoded: bool) -> float:
-    """Return microseconds of CPU per message."""
+    """Return the CPU time per message in microseconds."""
     passes = []
     for _ in range(_PASSES):
         messages = _deliveries(real=real)
@@ -127,7 +127,7 @@ def _parts(*, real: bool) -> Iterator[tuple[str, float]]:
 
 
 def _raise_in_handler() -> ValueError:
-    """Return an exception with the three frames of a handler."""
+    """Return an exception whose traceback has three frames."""
 
     def ask() -> None:
         raise ValueError("the warehouse does not know article 4711")
@@ -142,7 +142,7 @@ def _raise_in_handler() -> ValueError:
 
 
 def _steps() -> Iterator[tuple[str, float]]:
-    """Yield the steps of a failing run that is retried, each measured separately."""
+    """Yield the cost of each step of a run that fails and is retried."""
     plan, error, version = _plan(3), _raise_in_handler(), BrokerVersion(3, 10, 8)
     occasion = Occasion(
         1_800_000_000.0, "worker-1", failure_from_exception(error), copy_id="0" * 24
@@ -168,7 +168,7 @@ def _steps() -> Iterator[tuple[str, float]]:
 
 
 class _SettlingChannel:
-    """A channel that settles at once."""
+    """A channel that settles immediately."""
 
     def ack(self, tag: int) -> None:
         pass
@@ -187,7 +187,7 @@ async def _await(payload: dict[str, Any]) -> None:
 
 
 async def _awaits_alone() -> float:
-    """Return the cost of the awaits of `_await` in a hundred tasks that do nothing else."""
+    """Return the cost of the awaits in `_await`, in a hundred tasks that do nothing else."""
     passes = []
     for _ in range(_PASSES):
         left = iter(range(_MESSAGES))
@@ -203,8 +203,8 @@ async def _awaits_alone() -> float:
 
 
 async def _run_cost(handle: Callable[..., Any], attempts: int = 3) -> float:
-    """Return the cost of a run, from the delivery to the ack, including the frames of a publish if
-    it fails.
+    """Return the cost of a run from the delivery to the ack. If the run fails, this includes the
+    frames of a publish.
     """
     plan, environment, loop = _plan(attempts), Environment(), asyncio.get_running_loop()
     waiting: list[asyncio.Future[None]] = []
@@ -246,7 +246,7 @@ async def _run_cost(handle: Callable[..., Any], attempts: int = 3) -> float:
 
 
 def main() -> int:
-    """Measure, print a table, and write it with `--write`."""
+    """Measure and print the table, and write it if `--write` is given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parts", description=__doc__)
     parser.add_argument(
         "--write", action="store_true", help="write the table to benchmarks/RESULTS.md"

@@ -1,8 +1,8 @@
-"""Duration of rehearsals: a day of 50 queues with the fluid model, a million messages with the
-exact engine.
+"""Measure the duration of rehearsals: a day of 50 queues with the fluid model, and a million
+messages with the exact engine.
 
-Run from the root: `python -m benchmarks.rehearse_speed`. Writes `benchmarks/REHEARSE_SPEED.md`.
-Compare the processor time, which hardly depends on the load of the machine.
+Run it with `python -m benchmarks.rehearse_speed`. It writes `benchmarks/REHEARSE_SPEED.md`. The CPU
+time should be compared, because it hardly depends on the load of the machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LIVES, _RATE = 1_000_000, 500.0
 
 
 def _day(fail: float) -> tuple[Topology, Scenario]:
-    """Return fifty queues with hourly rates that rise and fall over the day, and an outage at noon."""
+    """Return fifty queues with rates that change every hour, and an outage at noon."""
     waits = [{"delay": wait} for wait in ("30s", "5m", "30m")]
     topology = from_document(
         {"name": "day", "queues": {name: {"retry": waits} for name in _QUEUES}}
@@ -60,7 +60,9 @@ def _exact(fail: float) -> Forecast:
 
 
 def _measure(name: str, fail: float) -> dict[str, float]:
-    """Run one rehearsal in this process. Return published messages, runs, seconds and maximum memory."""
+    """Run a rehearsal in this process. Returns the number of messages and runs, the seconds and the
+    maximum memory.
+    """
     run: Callable[[float], Forecast] = {"fluid": _fluid, "exact": _exact}[name]
     begun, used = time.monotonic(), time.process_time()
     found = run(fail)
@@ -74,7 +76,7 @@ def _measure(name: str, fail: float) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure each in a separate process and write the page."""
+    """Measure each rehearsal in its own process and write the page."""
     rows = []
     context = multiprocessing.get_context("spawn")
     for name, fail in (("fluid", 0.0), ("fluid", 0.05), ("exact", 0.0), ("exact", 0.05)):

@@ -1,9 +1,9 @@
-"""Compare rehearsals with a RabbitMQ in real time: three scenarios, predicted and measured.
+"""Compare rehearsals of three scenarios with measurements on RabbitMQ in real time.
 
-Run from the root: `python -m benchmarks.rehearse_validation [SUITE]`. A suite is `host` (the
-installed RabbitMQ), `trixie` or `forky`. Writes `benchmarks/REHEARSE.md` and one picture for each
-scenario. The handler sleeps and fails according to the scenario. Broker, network, runtime and clock
-are real.
+Run it with `python -m benchmarks.rehearse_validation [SUITE]`. A suite is `host` (the installed
+RabbitMQ), `trixie` or `forky`. It writes `benchmarks/REHEARSE.md` and a picture for each scenario.
+The handler sleeps and fails as the scenario specifies. The broker, the network, the runtime and the
+clock are real.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent
 _PICTURES = _FOLDER.parent / "docs" / "pictures"
 _TIERS_MS = (5_000, 15_000)
-"""Short waits, so that a scenario takes a minute and a half."""
+"""The delays in ms. They are short, so that a scenario takes a minute and a half."""
 _SAMPLE_S = 1.0
-"""Interval between two measurements of all queues, by passive declares."""
+"""Seconds between two measurements of all queues, which use passive declares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A scenario with its name and purpose."""
+    """A scenario with its name and its purpose."""
 
     name: str
     shows: str
@@ -80,7 +80,7 @@ _CASES = (
 
 @dataclass(slots=True)
 class Observed:
-    """Times since the start, the depths of each queue at these times, and totals."""
+    """The times since the start, the depth of each queue at these times, and totals."""
 
     times: list[float]
     depths: dict[str, list[float]]
@@ -89,7 +89,9 @@ class Observed:
 
 
 async def _publish(channel: Channel, case: Case, begin: float, found: Observed) -> None:
-    """Publish at the rate of the load with confirms. Late messages are published at once."""
+    """Publish messages with confirms at the rate of the load. If a message is late, it is published
+    immediately.
+    """
     chance = random.Random(1).random
     properties, due, tasks = Properties(delivery_mode=2), 0.0, set()
     while due < case.length_s:
@@ -104,7 +106,7 @@ async def _publish(channel: Channel, case: Case, begin: float, found: Observed) 
 
 
 async def _watch(channel: Channel, case: Case, begin: float, found: Observed) -> None:
-    """Count the ready messages of every queue, once a second."""
+    """Count the ready messages of all queues once per second."""
     for number in range(int(case.length_s / _SAMPLE_S) + 1):
         await asyncio.sleep(max(0.0, begin + number * _SAMPLE_S - time.monotonic()))
         found.times.append(time.monotonic() - begin)
@@ -161,13 +163,15 @@ def _predict(case: Case, version: BrokerVersion, engine: EngineKind) -> Forecast
 
 
 def _ready(forecast: Forecast, case: Case, queue: str) -> list[float]:
-    """Return predicted depths as counted by a passive declare, without unacked messages."""
+    """Return the predicted depths without unacked messages, like those of a passive declare."""
     held = case.load.window if queue == "orders" else 0
     return [max(0.0, depth - held) for depth in forecast.queue(queue).depth]
 
 
 def _row(name: str, measured: list[float], predicted: list[float]) -> tuple[str, str]:
-    """Return measured peak, predicted peak, and the mean difference relative to the measured peak."""
+    """Return the measured peak, the predicted peak, and the mean difference relative to the
+    measured peak.
+    """
     peak = max(*measured, 1.0)
     error = sum(abs(a - b) for a, b in zip(measured, predicted, strict=True)) / len(measured)
     return name, f"{show_count(max(measured))} | {show_count(max(predicted))} | {error / peak:.1%}"
@@ -206,7 +210,7 @@ def _report(case: Case, version: BrokerVersion, found: Observed) -> str:
 
 
 def main(suite: str) -> None:
-    """Measure all cases, each on a separate node, and write the page."""
+    """Measure each case on a new node and write the page."""
     installation = HOST if suite == "host" else installations()[suite]
     parts = []
     for case in _CASES:

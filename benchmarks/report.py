@@ -1,4 +1,6 @@
-"""RESULTS.md: machine, method, tables, goals, and profile and reason of missed goals."""
+"""Write RESULTS.md with the machine, the method, the tables, the goals, and a profile and a reason
+for each missed goal.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def keep(measured: Measurements) -> None:
 
 
 def keep_table(table: Table) -> None:
-    """Store one table and write the page."""
+    """Store a table and write the page."""
     keep(Measurements.load().with_table(table))
 
 
@@ -139,7 +141,7 @@ def _yes_no(reached: bool | None) -> str:
 
 
 def section_text(section: Section) -> str:
-    """Return the table of one section with its stamp."""
+    """Return the table of a section with its stamp."""
     results = section.results
     where = f", RabbitMQ {section.series}" if section.series != INSTALLED else ""
     lines = [

@@ -1,10 +1,11 @@
-"""`python -m benchmarks.restarts`: the cost of a rolling restart while 10,000 messages wait.
+"""Measure the cost of a rolling restart while 10,000 messages wait: `python -m
+benchmarks.restarts`.
 
 Three consumers (`hopback run`, prefetch 40, ten handlers of 20 ms each) consume a quorum queue of a
-private RabbitMQ: without disturbance, each replaced in turn by SIGTERM as in a deployment, each by
-`kill -9`, and with one restart of the broker. Messages that return after a crash are handled alone
-until they are known to be harmless. The result shows for how long. Interleaved, medians, written to
-RESTARTS.md.
+private RabbitMQ. They run without disturbance, are replaced in turn by SIGTERM as in a deployment,
+are replaced by `kill -9`, or the broker is restarted once. Messages that are redelivered after a
+crash are handled alone until it is known that they have not caused it. The result shows how long
+this takes. The runs are interleaved, and the medians are written to RESTARTS.md.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MESSAGES = 10_000
 QUEUE = "bench.restarts"
 BYTES = 1024
 BETWEEN_S = 1.0
-"""Seconds between two replacements, as in a deployment that waits for a new process."""
+"""Seconds between two replacements. A deployment also waits for a new process."""
 TIMEOUT_S = 300.0
 
 APP = f"""
@@ -46,7 +47,7 @@ async def work(body: bytes) -> None:
 
 
 class Consumers:
-    """Three processes of the application. Every handled message is a byte in one of their files."""
+    """Three processes of the application. For each handled message, they write a byte to a file."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder, self._made = url, folder, 0
@@ -68,7 +69,7 @@ class Consumers:
         )
 
     def replace(self, by: signal.Signals) -> None:
-        """End each in turn. Its successor starts at the same time."""
+        """Stop all processes in turn. A new process is started at the same time."""
         for at, child in enumerate(self.children):
             child.send_signal(by)
             self.children[at] = self._start()
@@ -94,8 +95,8 @@ def ready(url: str, queue: str) -> int:
 
 
 def measure(node: RabbitNode, vhost: str, way: str) -> tuple[float, float, int]:
-    """Return seconds from the first to the last message, messages per second after the restarts,
-    and parked ones.
+    """Return the seconds from the first to the last message, the messages per second after the
+    restarts, and the number of dead letters.
     """
     url = node.vhost_url(vhost)
     with tempfile.TemporaryDirectory() as made:

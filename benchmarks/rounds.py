@@ -1,6 +1,7 @@
-"""One section: a calibration, then rounds in which every client runs once, in changing order.
+"""Measure a section. After a calibration, each client runs once per round, in changing order.
 
-All clients run in three rounds. If these disagree about a goal, its clients run in up to two more.
+All clients run in three rounds. If these disagree about a goal, its clients run in up to two more
+rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["Case", "Results", "Settings", "run_rounds"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Case:
-    """One cell of the tables."""
+    """A row of a table."""
 
     queue_type: str
     scenario: Scenario
@@ -33,23 +34,23 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Duration and number of runs."""
+    """The duration and the number of runs."""
 
     rounds: int = 5
-    """Maximum for clients whose first rounds disagree about a goal."""
+    """The maximum for clients whose first rounds disagree about a goal."""
     fewest: int = 3
     seconds: float = 1.5
-    """Target duration of one run. The calibration determines the number of messages."""
+    """The target duration of a run. The calibration determines the number of messages."""
     least: int = 1_000
     most: int = 24_000
-    """Filling a queue takes as long as emptying it, so more messages would double the time without
-    benefit.
+    """The maximum number of messages. It takes as long to fill a queue as to empty it, so more
+    messages would double the time without benefit.
     """
 
 
 @dataclass(slots=True)
 class Results:
-    """The counted runs by case, one entry per round, None if a client failed."""
+    """The runs of each case, with one entry per round. It is None if the client failed."""
 
     runs: dict[Case, list[Measured | None]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -66,9 +67,9 @@ def run_rounds(
     settings: Settings,
     undecided: Callable[[Results], frozenset[str]],
 ) -> Results:
-    """Measure one section. A failing client is reported, and the others continue.
+    """Measure a section. If a client fails, it is reported and the others continue.
 
-    `undecided` returns the clients whose goals some rounds reach and others miss.
+    `undecided` returns the clients whose goals are reached in some rounds and missed in others.
     """
     results = Results()
     entered = [one for one in everyone if scenario in one.scenarios]
@@ -81,14 +82,15 @@ def run_rounds(
             counts[case] = _message_count(measured.rate, settings)
     active = [one for one in entered if Case(queue_type, scenario, one.name) in counts]
     for number in range(1, settings.rounds + 1):
-        shift = number % max(len(active), 1)  # the first client changes from round to round
+        shift = number % max(len(active), 1)  # the order is different in each round
         for contestant in (*active[shift:], *active[:shift]):
             case = Case(queue_type, scenario, contestant.name)
             measured = _run(setup, case, contestant, counts[case], results)
             results.add(case, measured)
             _print_run(number, case, measured)
         if number >= settings.fewest:
-            # Excluded clients stay excluded, so that the rounds of two clients are comparable.
+            # Once a client is excluded, it is not run again, so that the rounds of two clients can
+            # be compared.
             concerned = undecided(results)
             active = [one for one in active if one.name in concerned]
     return results
@@ -112,7 +114,7 @@ def _run(
 
 
 def _run_verified(setup: BrokerSetup, case: Case, contestant: Contestant, count: int) -> Measured:
-    """Run once and check the counts. A run that ended before its last acks arrived is repeated."""
+    """Run a client and check the counts. If it ended before its last acks arrived, it is run again."""
     for last in (False, False, True):
         job = setup.job(contestant, case.scenario, case.queue_type, count)
         measured = contestant.run(job)

@@ -1,11 +1,11 @@
-"""Speed of `hopback broker`: publish with confirm and consume with ack by the C client, start,
+"""Measure `hopback broker` with the C client: publish with confirm, consume with ack, start and
 memory.
 
     python -m benchmarks.server [--count N] [--runs N] [--four] [--write]
 
 Each figure is the median of several runs of the C client on a new queue, without other clients.
-Then four clients run at once, each on a separate queue, on `hopback broker` and on a RabbitMQ in
-turn. `--four` measures only that. `--write` writes both results to benchmarks/SERVER.md.
+Then four clients run at once, each with its own queue, in turn on `hopback broker` and on RabbitMQ.
+`--four` only measures the latter. `--write` writes both results to benchmarks/SERVER.md.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ The goal is 10,000 a second here as well.
 
 @contextmanager
 def _broker() -> Iterator[tuple[str, subprocess.Popen[str], float]]:
-    """Run the installed command. Yield its URL, its process and its start time."""
+    """Run the installed command and yield its URL, its process and the time it took to start."""
     begin = time.monotonic()
     command = [sys.executable, "-m", "hopback", "broker", "--port", "0", "--no-http"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -104,7 +104,7 @@ def _command(program: Path, url: str, scenario: str, queue: str, count: int) -> 
 
 
 def _run(program: Path, url: str, scenario: str, queue: str, count: int) -> float:
-    """Return messages per second."""
+    """Return the messages per second of a client."""
     ran = subprocess.run(
         _command(program, url, scenario, queue, count),
         input=_BODY,
@@ -116,25 +116,25 @@ def _run(program: Path, url: str, scenario: str, queue: str, count: int) -> floa
 
 
 def _run_four(program: Path, url: str, scenario: str, queues: list[str], count: int) -> float:
-    """Return messages per second of several clients at once, each with a queue and its share of the
-    messages.
+    """Return the messages per second of several clients that run at once. Each one has a queue and
+    a share of the messages.
     """
     share = count // len(queues)
     with ThreadPoolExecutor(len(queues)) as pool:
         begin = time.monotonic()
-        # Each is a process, and the threads only wait. `list` raises their exceptions.
+        # Each client is a process, so the threads only wait. `list` raises their exceptions.
         list(pool.map(lambda queue: _run(program, url, scenario, queue, share), queues))
         return share * len(queues) / (time.monotonic() - begin)
 
 
 def _processor_seconds(process: subprocess.Popen[str]) -> float:
-    """Return the processor time of the broker so far."""
+    """Return the CPU time of the broker in seconds."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _resident(process: subprocess.Popen[str]) -> int:
-    """Return the memory of the broker in bytes."""
+    """Return the resident memory of the broker in bytes."""
     pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -143,7 +143,7 @@ Figures = dict[str, list[float]]
 
 
 def measure(program: Path, count: int, runs: int) -> Figures:
-    """Return all figures, run by run."""
+    """Return all figures with their values in each run."""
     found: Figures = {}
     for kind in (QueueType.CLASSIC, QueueType.QUORUM):
         with _broker() as (url, process, _):
@@ -166,7 +166,9 @@ def measure(program: Path, count: int, runs: int) -> Figures:
 
 
 def measure_beside(program: Path, count: int, runs: int) -> dict[str, Figures]:
-    """Run four clients at once, on both brokers in turn. Return figures by broker and run."""
+    """Run four clients at once on both brokers in turn. Returns the figures of each broker with
+    their values in each run.
+    """
     queues = [f"bench-{number}" for number in range(_CLIENTS)]
     with _broker() as (url_, _, _), RabbitNode() as node:
         version = node.management.call("GET", "/overview")["rabbitmq_version"]
@@ -174,7 +176,7 @@ def measure_beside(program: Path, count: int, runs: int) -> dict[str, Figures]:
         found: dict[str, Figures] = {name: {} for name in urls}
         for run in range(runs):
             for kind in (QueueType.CLASSIC, QueueType.QUORUM):
-                # The order alternates.
+                # The order of the brokers alternates.
                 for name, url in list(urls.items())[:: -1 if run % 2 else 1]:
                     for queue in queues:
                         asyncio.run(_declare(url, queue, kind))
@@ -206,7 +208,7 @@ def _starts(runs: int) -> tuple[list[float], list[float]]:
 
 
 def report(found: dict[str, list[float]]) -> str:
-    """Return the figures as a table with median and range."""
+    """Return a table of the figures with median and range."""
     lines = ["| figure | median | lowest | highest |", "|---|---|---|---|"]
     for name, values in found.items():
         digits = 2 if "seconds" in name else 1 if "µs" in name else 0
@@ -235,7 +237,7 @@ def page(table: str, beside: str, count: int, runs: int) -> str:
 
 
 def main() -> int:
-    """Measure and print. Return 0 if the goals are reached."""
+    """Measure and print the figures. Returns 0 if the goals are reached."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--runs", type=int, default=_RUNS)

@@ -1,4 +1,6 @@
-"""`python -m benchmarks.start`: CPU time of a start: the command's help, a completion, an import."""
+"""Measure the CPU time of a start, for the help of the command, a completion and an import: `python
+-m benchmarks.start`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _LIST = (
 
 
 def _cpu_ms(command: Sequence[str], more: Mapping[str, str]) -> float:
-    """Return user and system time of one process, including start and exit."""
+    """Return the user and system time of a process in ms, including its start and exit."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, env={**os.environ, **more}, capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -56,7 +58,7 @@ def _commands() -> dict[str, tuple[list[str], dict[str, str]]]:
 
 
 def measure() -> Table:
-    """Measure all in turn, several times."""
+    """Measure all commands in turn several times."""
     found: dict[str, list[float]] = {}
     for _ in range(_RUNS):
         for name, (command, more) in _commands().items():
@@ -97,7 +99,7 @@ def measure() -> Table:
 
 
 def main() -> int:
-    """Measure, print, and write with `--write`."""
+    """Measure and print the table, and write it if `--write` is given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=__doc__)
     parser.add_argument(
         "--write", action="store_true", help="write the table to benchmarks/RESULTS.md"

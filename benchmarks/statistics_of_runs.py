@@ -1,4 +1,4 @@
-"""Median and spread, and ratios within the same round."""
+"""Compute medians and spreads, and ratios within the same round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Spread", "cpu_more", "cpu_us", "rates", "ratio"]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, minimum and maximum of several values."""
+    """The median, minimum and maximum of several values."""
 
     median: float
     low: float
@@ -25,27 +25,31 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """Return the spread, or None without values."""
+        """Return the spread of the values, or None if there are none."""
         return cls(median(values), min(values), max(values), len(values)) if values else None
 
 
 def rates(results: Results, case: Case) -> Spread | None:
-    """Return messages per second."""
+    """Return the spread of the messages per second."""
     return Spread.of([run.rate for run in results.runs.get(case, ()) if run])
 
 
 def cpu_us(results: Results, case: Case) -> Spread | None:
-    """Return client CPU per message in microseconds."""
+    """Return the spread of the client's CPU time per message in microseconds."""
     return Spread.of([run.cpu_us for run in results.runs.get(case, ()) if run])
 
 
 def cpu_more(results: Results, case: Case, than: Case) -> Spread | None:
-    """Return additional client CPU per message in microseconds, by round."""
+    """Return the spread of the additional CPU time per message in microseconds, compared within
+    each round.
+    """
     pairs = zip(results.runs.get(case, ()), results.runs.get(than, ()), strict=False)
     return Spread.of([one.cpu_us - other.cpu_us for one, other in pairs if one and other])
 
 
 def ratio(results: Results, case: Case, against: Case) -> Spread | None:
-    """Return the ratio of the rates by round, because a disturbance affects both clients of a round."""
+    """Return the spread of the ratio of the rates within each round. A disturbance affects both
+    clients of a round.
+    """
     pairs = zip(results.runs.get(case, ()), results.runs.get(against, ()), strict=False)
     return Spread.of([one.rate / other.rate for one, other in pairs if one and other])

@@ -1,12 +1,13 @@
-"""`python -m benchmarks.systems`: the five systems under load, on RabbitMQ and PostgreSQL.
+"""Measure the five systems under load, on RabbitMQ and PostgreSQL: `python -m benchmarks.systems`.
 
-Each part is a process, as in the compose files. Each system receives `--rate` messages a second
-through its web part. A tenth of the messages fails: some permanently, some until they are parked. At
-the end every accepted message must be found by its ID, as a row or as a dead letter.
+Each part is a process, as in the compose files. Each system receives `--rate` messages per second
+through its web part. A tenth of the messages fails. Some of them fail permanently, and some fail
+until they are parked. At the end, each message that was accepted must be found by its ID, either as
+a row or as a dead letter.
 
-A run measures a group of systems on one broker in one form. Its results are written to SYSTEMS.md at
-its end. Results of other systems, brokers and forms stay there. `make bench-systems` runs every group and
-continues after an interruption.
+A run measures a group of systems on a broker in one form and writes its results to SYSTEMS.md at
+the end. The results of other systems, brokers and forms are kept. `make bench-systems` runs all
+groups and continues after an interruption.
 """
 
 from __future__ import annotations
@@ -46,33 +47,42 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).with_name("SYSTEMS.md")
 RESULTS = Path(__file__).with_name("systems.json")
 MESSAGES = {"ratatoskr": 1, "freeflow": 1, "raffle": 1, "event-bus": 2, "file-pipeline": 5}
-"""Messages of one request: two services receive an event of the bus, five stages handle a file."""
+"""The number of messages per request. Two services receive an event of the bus, and five stages
+handle a file.
+"""
 SHORTENED = {
     "RETRY_TTL_MS": "2000",
     "FREEFLOW_TIERS": "1s,2s,4s",
     "RATATOSKR_RETRY_DELAY_MS": "2000",
 }
-"""Shortened waits. With FreeFlow's waits the last message would be parked after half an hour."""
+"""Shorter delays. With FreeFlow's own delays, the last message would be parked after half an hour.
+"""
 _ACCEPT = ("--accept", "delivery-limit-feeds-retry", "--accept", "looking-deletes")
 GROUPS = ("ratatoskr", "freeflow", "raffle,event-bus", "file-pipeline")
-"""The systems of each run. More of them exceed two cores at 200 messages a second each."""
+"""The systems of each run. With more of them, two cores cannot handle 200 messages per second for
+each.
+"""
 _AT_ONCE = 100
-"""Maximum of requests in flight for one system. Beyond it the producer waits, and the page shows
-the lower rate.
+"""The maximum number of requests in flight for a system. When it is reached, the producer waits,
+and the page shows the lower rate.
 """
 _DRAIN_S = 300.0
-"""Limit for the remaining messages. Ten retries of the event bus take 50 s, on a busy machine more."""
+"""Seconds to wait for the remaining messages. Ten retries of the event bus take 50 s, and more on a
+busy machine.
+"""
 _FOLLOWED = 50
-"""One request of this number is followed to its effect. A multiple of ten, because every tenth fails."""
+"""For one of this number of requests, the time until its effect is measured. It is a multiple of
+ten, because every tenth request fails.
+"""
 _BAD_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass
 class Outcome:
-    """The results of one system in one run."""
+    """The results of a system in a run."""
 
     accepted: set[str] = field(default_factory=set)
-    """IDs that a web part has accepted."""
+    """The IDs that the web part has accepted."""
     refused: int = 0
     seconds: float = 0.0
     accept_ms: list[float] = field(default_factory=list)
@@ -84,7 +94,7 @@ class Outcome:
 
 
 class Parts:
-    """The processes of one system."""
+    """The processes of a system."""
 
     def __init__(self, name: str, settings: dict[str, str], folder: Path) -> None:
         self.name = name
@@ -104,7 +114,7 @@ class Parts:
             label = part.target.rpartition(":")[2].removeprefix("create_")
             label = part.target.split(".")[-1].split(":")[0] if label == "app" else label
             if label == "dead_letters":
-                continue  # not started by default
+                continue  # the dead-letter consumer is not started by default
             port = str(self.ports[label])
             words = [*part.command.split(), "--port", port, "--no-access-log"]
             if not part.is_web:
@@ -123,7 +133,7 @@ class Parts:
         self.url = f"http://127.0.0.1:{self.ports[web]}"
 
     async def ready(self) -> None:
-        """Wait until every part listens, and every consumer consumes."""
+        """Wait until all parts listen and all consumers consume."""
         for label, port in self.ports.items():
             path = "/" if f"http://127.0.0.1:{port}/metrics" not in self.metrics else "/readyz"
             async with asyncio.timeout(300), httpx.AsyncClient(trust_env=False) as client:
@@ -147,7 +157,7 @@ class Parts:
         return found
 
     async def count_deliveries(self) -> dict[tuple[str, str], int]:
-        """Return the deliveries of all consumers by queue and outcome."""
+        """Return the number of deliveries of all consumers by queue and outcome."""
         runs: dict[tuple[str, str], int] = {}
         async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
             for url in self.metrics:
@@ -179,8 +189,9 @@ def _free_port() -> int:
 
 
 def _request(name: str, number: int) -> tuple[str, dict[str, Any], str]:
-    """Return path, arguments and the URL of the effect. Every tenth request fails, alternately
-    permanently and temporarily.
+    """Return the path, the arguments and the URL of the effect.
+
+    Every tenth request fails. These fail alternately permanently and temporarily.
     """
     bad, sort = number % 10 == 9, number // 10 % 2
     key = uuid.uuid4().hex
@@ -209,7 +220,7 @@ def _request(name: str, number: int) -> tuple[str, dict[str, Any], str]:
 
 
 def _id(name: str, arguments: dict[str, Any], answer: dict[str, Any]) -> str:
-    """Return the ID of this message in a table and in the body of a dead letter."""
+    """Return the ID of a message, which is in a table or in the body of a dead letter."""
     match name:
         case "ratatoskr":
             return str(arguments["json"]["order"])
@@ -222,14 +233,18 @@ def _id(name: str, arguments: dict[str, Any], answer: dict[str, Any]) -> str:
 
 
 class WebPart:
-    """An HTTP client with open connections. httpx used as much CPU as all web parts."""
+    """An HTTP client that keeps its connections open. httpx used as much CPU time as all web parts
+    together.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def ask(self, request: httpx.Request) -> tuple[int, dict[str, Any]]:
-        """Return status and content of the answer. OSError or EOFError without an answer."""
+        """Send a request and return the status and the content of the response. Raises OSError or
+        EOFError if there is none.
+        """
         body = request.read()
         head = f"{request.method} {request.url.raw_path.decode()} HTTP/1.1\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
@@ -250,7 +265,8 @@ class WebPart:
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while self._idle:
             since, reader, writer = self._idle.pop()
-            if time.monotonic() - since < 3 and not reader.at_eof():  # uvicorn closes it after 5 s
+            # uvicorn closes idle connections after 5 s
+            if time.monotonic() - since < 3 and not reader.at_eof():
                 return reader, writer
             writer.close()
         return await asyncio.open_connection("127.0.0.1", self._port)
@@ -261,7 +277,9 @@ class WebPart:
 
 
 async def _produce(parts: Parts, rate: float, seconds: float, outcome: Outcome) -> None:
-    """Send `rate` requests per second, independent of the response times. Follow some to their effect."""
+    """Send `rate` requests per second, independently of the response times. For some of them, wait
+    for the effect.
+    """
     name = parts.name
     room, sent, following = asyncio.Semaphore(_AT_ONCE), set(), set()
     if name == "event-bus":
@@ -297,14 +315,14 @@ async def _produce(parts: Parts, rate: float, seconds: float, outcome: Outcome) 
                 outcome.effect_ms.append((time.perf_counter() - began) * 1000)
                 return
             await asyncio.sleep(pause)
-            pause = min(1.0, pause * 1.3)  # rare requests of long waits do not add load
+            pause = min(1.0, pause * 1.3)  # long waits must not add load
 
     began = time.perf_counter()
     for number in range(int(rate * seconds)):
         await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
         await room.acquire()
         if time.perf_counter() - began > seconds:
-            break  # on a machine that is too busy the rate drops, and the run is not extended
+            break  # if the machine is too busy, the rate is lower, but the run does not take longer
         task = asyncio.create_task(send(number))
         sent.add(task)
         task.add_done_callback(sent.discard)
@@ -315,7 +333,7 @@ async def _produce(parts: Parts, rate: float, seconds: float, outcome: Outcome) 
 
 
 async def _wait_until_drained(broker: RabbitMQ, parts: Parts) -> None:
-    """Wait until no message waits or is unacked and the counts are stable."""
+    """Wait until no message is ready or unacked and the counts do not change any more."""
     before: object = None
     for _ in range(int(_DRAIN_S)):
         connection = await broker.connect("load")
@@ -352,14 +370,14 @@ _FOUND = {
 }
 _BUS_SERVICES = ("wms-cincout", "wms-orders")
 _LOOKED_AT_S = 1.0
-"""Interval of requests to the sample receiver, which stores 1,000 events of a service: 5 s of 200
-messages a second with retries.
+"""Seconds between two requests to the sample receiver. It stores 1,000 events of a service, which
+is 5 s of 200 messages per second with retries.
 """
 _AN_ID = re.compile(rb"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
 
 
 async def _collect_received(parts: Parts, received_ids: dict[str, set[str]]) -> None:
-    """Collect the events that each service has received, until cancelled."""
+    """Collect the events that each service has received, until this is cancelled."""
     async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         while True:
             for service in _BUS_SERVICES:
@@ -371,7 +389,9 @@ async def _collect_received(parts: Parts, received_ids: dict[str, set[str]]) -> 
 
 
 async def _dead_ids(broker: RabbitMQ, queue: str) -> set[str]:
-    """Return the IDs in the bodies of a queue's messages, which are requeued when the connection closes."""
+    """Return the IDs in the bodies of the messages in a queue. The messages are requeued when the
+    connection is closed.
+    """
     found: set[str] = set()
     connection = await broker.connect("load")
     try:
@@ -384,7 +404,7 @@ async def _dead_ids(broker: RabbitMQ, queue: str) -> set[str]:
 
 
 async def _account(broker: RabbitMQ, parts: Parts, database: str, outcome: Outcome) -> None:
-    """Count the rows and dead letters."""
+    """Find the rows and the dead letters of the accepted messages."""
     runs = await parts.count_deliveries()
     outcome.retries = sum(count for (_, what), count in runs.items() if what == "retry")
     outcome.memory_mb = parts.memory()
@@ -394,7 +414,7 @@ async def _account(broker: RabbitMQ, parts: Parts, database: str, outcome: Outco
         if _is_dead(queue)
     }
     outcome.dead = set[str]().union(*dead.values()) & outcome.accepted
-    if parts.name == "event-bus":  # every service must have it, or its dead letter
+    if parts.name == "event-bus":  # each service must have received it or have its dead letter
         dead_of = [dead[f"wms.dlq.{service}"] for service in _BUS_SERVICES]
         of_each = [
             parts.received_ids[one] | gone for one, gone in zip(_BUS_SERVICES, dead_of, strict=True)
@@ -422,7 +442,7 @@ async def _run(
     seconds: float,
     hardened: bool,
 ) -> tuple[str, dict[str, Any]]:
-    """Return the broker's version and the result of each system."""
+    """Run a group of systems. Returns the version of the broker and the result of each system."""
     broker = RabbitMQ(node.url)
     outcomes = {name: Outcome() for name in names}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -455,7 +475,7 @@ async def _run(
         )
         _log("sent")
         await _each(systems, lambda parts, _: _wait_until_drained(broker, parts))
-        await asyncio.sleep(2 * _LOOKED_AT_S)  # for the last events of the services
+        await asyncio.sleep(2 * _LOOKED_AT_S)  # wait for the last events of the services
         for task in looking:
             if task.done():
                 task.result()
@@ -480,7 +500,7 @@ async def _each(
 
 
 def _summarize(outcome: Outcome) -> dict[str, Any]:
-    """Replace IDs and times by numbers and percentiles."""
+    """Replace IDs with their number and times with percentiles."""
     summary = asdict(outcome)
     summary["twice"] = len(outcome.found & outcome.dead)
     summary["lost"] = len(outcome.accepted - outcome.found - outcome.dead)
@@ -523,7 +543,7 @@ _COLUMNS = (
 
 
 def page(results: list[dict[str, Any]]) -> str:
-    """SYSTEMS.md."""
+    """Return the text of SYSTEMS.md."""
     lines = [_INTRODUCTION]
     for run in results:
         form = "hardened" if run["hardened"] else "as documented"
@@ -558,7 +578,7 @@ def _pair(times: list[float] | None) -> str:
 def _add(
     results: list[dict[str, Any]], version: str, hardened: bool, found: dict[str, Any]
 ) -> None:
-    """Replace the results of these systems on this version in this form. The others stay."""
+    """Replace the results of these systems on a version in one form. All other results are kept."""
     same = [one for one in results if (one["version"], one["hardened"]) == (version, hardened)]
     if not same:
         same = [{"version": version, "hardened": hardened, "systems": {}}]
@@ -568,7 +588,7 @@ def _add(
 
 
 def _source() -> str:
-    """Return the ID of the committed source code, which is stored with the results."""
+    """Return the git ID of the source code, which is stored with the results."""
     command = ("git", "rev-parse", "--short", "HEAD:src")
     return subprocess.run(
         command, cwd=PAGE.parent, check=True, capture_output=True, text=True
@@ -580,7 +600,7 @@ def _results() -> list[dict[str, Any]]:
 
 
 def _is_measured(hardened: bool, measured: dict[str, Any], names: list[str]) -> bool:
-    """Whether all these systems have results of the same broker, rate and duration."""
+    """Return True if all these systems have results for the same broker, rate and duration."""
     found = {
         name
         for run in _results()
@@ -592,7 +612,7 @@ def _is_measured(hardened: bool, measured: dict[str, Any], names: list[str]) -> 
 
 
 def main() -> int:
-    """Run the groups of systems and add their results to the page. Return 1 if a run failed."""
+    """Run the groups of systems and add their results to the page. Returns 1 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--systems", action="append", help=f"run together, by comma; default: {' '.join(GROUPS)}"
@@ -642,7 +662,7 @@ def main() -> int:
                 failed = 1
                 _log(f"failed: {type(error).__name__}: {error}")
                 continue
-            # Read again, because another run may have written meanwhile.
+            # Read the results again, because another run may have changed them.
             results = _results()
             found = {name: one | measured | {"source": _source()} for name, one in found.items()}
             _add(results, version, hardened, found)

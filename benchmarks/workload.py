@@ -1,4 +1,4 @@
-"""Scenarios, the job of a client process, and its result."""
+"""The scenarios, the jobs of client processes, and their results."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ BODY_BYTES = 1024
 RETRY_TTL_MS = 100
 _FRAME = '{"id": 1, "text": ""}'
 BODY = _FRAME[:-2] + "a" * (BODY_BYTES - len(_FRAME)) + _FRAME[-2:]
-"""A JSON document of exactly 1 KiB, so that rows with and without decoding use the same bytes."""
+"""A JSON document of exactly 1 KiB, so that all rows use the same bytes, whether they decode it or
+not.
+"""
 
 
 class Scenario(StrEnum):
-    """One row of work."""
+    """A kind of work."""
 
     CONSUME = "consume"
     CONSUME_50 = "consume-50"
@@ -56,7 +58,7 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The job of a client process."""
+    """A job of a client process."""
 
     scenario: str
     host: str
@@ -90,14 +92,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of one run of one client."""
+    """The result of a run of a client."""
 
     count: int
     seconds: float
     cpu_seconds: float
     peak_kib: int = 0
     samples: tuple[tuple[int, int], ...] = ()
-    """Number of messages and resident KiB at that time, only if memory is measured."""
+    """The number of messages so far and the resident memory in KiB. This is only filled if the
+    memory is measured.
+    """
     profile: str = ""
 
     @property

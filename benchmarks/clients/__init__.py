@@ -1,1 +1,1 @@
-"""One module per client. Each runs as a separate process: `python -m benchmarks.clients.X JOB`."""
+"""The clients. Each one is a module that runs as a process: `python -m benchmarks.clients.X JOB`."""

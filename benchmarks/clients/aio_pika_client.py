@@ -1,4 +1,4 @@
-"""aio-pika as in its documentation: `queue.consume` with an async callback."""
+"""aio-pika, used as in its documentation: `queue.consume` with an async callback."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def round_trips(job: Job, watch: Stopwatch) -> None:
 def _with_metrics(
     handle: Callable[[AbstractIncomingMessage], Awaitable[None]], job: Job
 ) -> Callable[[AbstractIncomingMessage], Awaitable[None]]:
-    """Add a counter and a histogram by queue, as an application with metrics does."""
+    """Wrap a callback with a counter and a histogram per queue, like an application with metrics."""
     from prometheus_client import Counter, Histogram
 
     done = Counter("deliveries", "By outcome.", ("queue", "outcome"))

@@ -1,4 +1,4 @@
-"""aiormq, the layer below aio-pika."""
+"""aiormq, which aio-pika is based on."""
 
 from __future__ import annotations
 

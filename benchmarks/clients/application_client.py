@@ -1,7 +1,7 @@
-"""Hopback as an application: an async handler of decoded JSON, run by its service.
+"""Hopback as an application. Its service runs an async handler for decoded JSON.
 
-Variants: "" lets the broker move a failed message (reject, as the documented designs do).
-"hardened" moves it by a confirmed publish.
+If the variant is "", the broker moves failed messages after a reject, as in the documented designs.
+If it is "hardened", they are moved by a publish with a confirm.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 def _topology(job: Job) -> Topology:
-    """Return the queues of the setup with a plan."""
+    """Return a topology with the queues of the setup and a plan."""
     publishes = job.variant == "hardened" or job.scenario in ("fail", "park")
-    # Failed messages stay in the target, where they are counted.
+    # Failed messages stay in the target queue, where they are counted.
     waiting = job.target if job.scenario == "fail" else "bench.retry"
     plan = Plan(
         queue=job.queue,
@@ -52,7 +52,7 @@ def _topology(job: Job) -> Topology:
 
 
 def _environment(job: Job) -> Environment:
-    """Return the environment of `hopback run --http` or `--otel`."""
+    """Return the same environment as `hopback run --http` or `--otel`."""
     match job.variant:
         case "metrics":
             from hopback.observe.metrics import Metrics
@@ -69,11 +69,11 @@ def _environment(job: Job) -> Environment:
 
 
 async def _serve(app: App, job: Job, watch: Stopwatch, finished: asyncio.Event) -> None:
-    tune_memory()  # as the command does
+    tune_memory()  # the command does the same
     accepted = {finding.rule for finding in check(app.topology)}
     options = ServiceOptions(ownership=Ownership.EXTERNAL, accept=accepted)
     service = Service(app, RabbitMQ(job.url), options=options, environment=_environment(job))
-    # As for every other client: connected before the measurement, without messages.
+    # As for all other clients, the connection is opened before the measurement.
     consumer = service.consumer(job.queue)
     consumer.pause("until the watch runs")
     running = asyncio.create_task(service.run())
@@ -120,7 +120,7 @@ async def round_trips(job: Job, watch: Stopwatch) -> None:
 
 
 async def fail(job: Job, watch: Stopwatch) -> None:
-    """Every message fails. It is retried later, or parked if the plan has one attempt."""
+    """Let all messages fail. They are retried later, or parked if the plan only has one attempt."""
     app = App("benchmark", topology=_topology(job))
     done, finished = 0, asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Dramatiq: an empty actor. Its worker has the default of eight threads."""
+"""Dramatiq with an empty actor. Its worker has eight threads, which is the default."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _broker(job: Job) -> Any:
     from dramatiq.brokers.rabbitmq import RabbitmqBroker
 
     class Broker(RabbitmqBroker):
-        """Declares the queue like the benchmark."""
+        """Declares the queue in the same way as the benchmark."""
 
         def _build_queue_arguments(self, queue_name: str) -> dict[str, object]:
             arguments = super()._build_queue_arguments(queue_name)

@@ -1,4 +1,4 @@
-"""FastStream: a subscriber for bytes, without logging."""
+"""FastStream with a subscriber for bytes and without logging."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _broker(job: Job) -> RabbitBroker:
 
 
 def _middlewares(job: Job) -> tuple[Any, ...]:
-    """Return FastStream's metrics middleware for the variant with metrics."""
+    """Return the metrics middleware of FastStream if the variant has metrics."""
     if job.variant != "metrics":
         return ()
     from faststream.rabbit.prometheus import RabbitPrometheusMiddleware
@@ -33,7 +33,7 @@ def _middlewares(job: Job) -> tuple[Any, ...]:
 
 
 async def _undecoded(message: Any) -> bytes:
-    """Return the body unchanged. FastStream would decode it by its content type."""
+    """Return the body unchanged. Otherwise FastStream would decode it."""
     return bytes(message.body)
 
 

@@ -1,4 +1,4 @@
-"""Hopback groups a complete dead-letter queue by fingerprint in one pass."""
+"""Group a dead-letter queue by fingerprint with Hopback, in one pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 async def group(job: Job, watch: Stopwatch) -> None:
-    """Samples are the memory before, and the longest delay of the loop in ms."""
+    """Group the queue. The samples are the memory before and after, and the longest delay of the
+    event loop in ms.
+    """
     overrides = [Override(job.queue, main_queue=job.target)]
     async with Operations(ManagedBroker(RabbitMQ(job.url), overrides=overrides)) as operations:
         stalls: list[float] = []

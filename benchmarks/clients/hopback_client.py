@@ -1,8 +1,8 @@
-"""Hopback through its broker port: the wire with an async callback, settled one by one.
+"""Hopback's broker port with an async callback. Each message is settled separately.
 
-Variants: "" runs the callback at once and creates a task only if it suspends. "task" creates a task
-for every message. "uvloop" is the first on another event loop. "bare" publishes one by one with
-asyncio alone.
+If the variant is "", the callback is run directly, and a task is only created if it suspends.
+"task" creates a task for each message. "uvloop" is the same as "" on another event loop. "bare"
+publishes messages one by one and only uses asyncio.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ async def _open(job: Job) -> tuple[Connection, Channel]:
 
 
 async def _noop(delivery: Delivery) -> None:
-    """The handler of every consume row."""
+    """The handler of all rows that consume."""
 
 
 def _at_once(work: Coroutine[None, None, None]) -> asyncio.Task[None] | None:
-    """Run a coroutine without suspending. Return a task for the rest, if there is one."""
+    """Run a coroutine that does not suspend."""
     try:
         work.send(None)
     except StopIteration:
@@ -89,7 +89,7 @@ async def consume(job: Job, watch: Stopwatch) -> None:
 
 
 async def publish(job: Job, watch: Stopwatch) -> None:
-    """Keep `window` publishes in flight. Each has a separate future that is checked."""
+    """Keep `window` publishes in flight. Each one has a future that is checked."""
     connection, channel = await _open(job)
     message = Message("", job.queue, job.bytes, _PROPERTIES)
     finished = asyncio.get_running_loop().create_future()
@@ -129,7 +129,7 @@ async def publish_one(job: Job, watch: Stopwatch) -> None:
 
 
 class _ConfirmProtocol(asyncio.Protocol):
-    """Treats all received data as the expected confirm."""
+    """A protocol that treats all received data as the expected confirm."""
 
     def __init__(self) -> None:
         self.confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -139,7 +139,7 @@ class _ConfirmProtocol(asyncio.Protocol):
 
 
 async def publish_bare(job: Job, watch: Stopwatch) -> None:
-    """Publish with asyncio alone: the frames are prepared, and confirms are not parsed."""
+    """Publish messages with asyncio only. The frames are prepared, and confirms are not parsed."""
     connection, _ = await _open(job)
     loop, protocol, frames = asyncio.get_running_loop(), _ConfirmProtocol(), list[bytes]()
     arguments = {"exchange": "", "routing_key": job.queue, "mandatory": True}
@@ -161,10 +161,10 @@ async def publish_bare(job: Job, watch: Stopwatch) -> None:
 
 
 async def round_trips(job: Job, watch: Stopwatch) -> None:
-    """Run a hundred tasks that take a delivery, make the round trips and ack: a broker without an
-    application.
+    """Run a hundred tasks that take a delivery, make the round trips and ack it. This measures the
+    broker port without an application.
     """
-    tune_memory()  # as the command does
+    tune_memory()  # the command does the same
     connection, channel = await _open(job)
     arrived: asyncio.Queue[Delivery] = asyncio.Queue()
     finished, done = asyncio.Event(), 0
@@ -242,7 +242,7 @@ async def retry(job: Job, watch: Stopwatch) -> None:
 
 
 async def flow(job: Job, watch: Stopwatch) -> None:
-    """Publish and consume at the same time, so that the queue stays short, and record the memory."""
+    """Publish and consume at the same time, so that the queue stays short. The memory is recorded."""
     connection, channel = await _open(job)
     message = Message("", job.queue, job.bytes, _PROPERTIES)
     finished = asyncio.Event()

@@ -1,4 +1,4 @@
-"""kombu over py-amqp: blocking, with a confirm of each publish before the next."""
+"""kombu with py-amqp. It blocks, and each publish is confirmed before the next one."""
 
 from __future__ import annotations
 

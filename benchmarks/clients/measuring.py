@@ -1,4 +1,4 @@
-"""The frame of a client's work: wall clock, CPU time, profile, and the result for the driver."""
+"""Measure a client. This includes the time, the CPU time, a profile, and the result for the driver."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["LINGER_S", "Stopwatch", "linger", "resident_kib", "run_async", "run_sync"]
 
 LINGER_S = 0.3
-"""A closing channel drops data that it has not yet passed to a quorum queue, including acks."""
+"""Seconds. When a channel is closed, it drops data that a quorum queue has not received yet,
+including acks.
+"""
 
 
 class Stopwatch:
-    """Measures from the start of the work (connected, before the first message) to its last message."""
+    """Measures from the start of the work to its last message. The client is already connected at
+    the start.
+    """
 
     def __init__(self, job: Job) -> None:
         self._count = job.count
@@ -60,12 +64,12 @@ class Stopwatch:
 
 
 async def linger() -> None:
-    """Wait, unmeasured, for the broker to handle the last acks before the channel closes."""
+    """Wait until the broker has handled the last acks. This is not measured."""
     await asyncio.sleep(LINGER_S)
 
 
 def resident_kib() -> int:
-    """Return the current resident memory of this process."""
+    """Return the resident memory of this process in KiB."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * resource.getpagesize() // 1024
 
@@ -79,7 +83,7 @@ def _profile_text(profile: cProfile.Profile) -> str:
 def run_async(
     scenarios: Mapping[str, Callable[[Job, Stopwatch], Coroutine[Any, Any, None]]],
 ) -> None:
-    """Run the job of the command line on a new event loop and print its result."""
+    """Run the job from the command line on a new event loop and print the result."""
     job = Job.from_json(sys.argv[1])
     watch = Stopwatch(job)
     asyncio.run(scenarios[job.scenario](job, watch))
@@ -87,7 +91,7 @@ def run_async(
 
 
 def run_sync(scenarios: Mapping[str, Callable[[Job, Stopwatch], None]]) -> None:
-    """Run the job of the command line and print its result."""
+    """Run the job from the command line and print the result."""
     job = Job.from_json(sys.argv[1])
     watch = Stopwatch(job)
     scenarios[job.scenario](job, watch)

@@ -1,4 +1,4 @@
-"""pika with its asyncio adapter: callbacks, confirms counted by delivery tag."""
+"""pika with its asyncio adapter and callbacks. Confirms are counted by their delivery tag."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def _close(connection: AsyncioConnection) -> None:
 
 
 class Confirms:
-    """Tracks confirmed publishes, which pika leaves to its user."""
+    """Tracks the confirms of publishes. pika does not do this itself."""
 
     def __init__(self, channel: Any, on_confirm: Callable[[int], None]) -> None:
         self._on_confirmed = on_confirm
@@ -100,10 +100,11 @@ async def consume(job: Job, watch: Stopwatch) -> None:
 
 
 def _with_tracing(callback: Callable[..., None], job: Job) -> Callable[..., None]:
-    """Wrap a callback like OpenTelemetry's instrumentation of pika.
+    """Wrap a callback in the same way as OpenTelemetry's instrumentation of pika.
 
-    The context of the headers is attached, and a consumer span is started in it with the
-    instrumentation's attributes if it is recorded. The callback runs within the span.
+    The context from the headers is attached, and a consumer span is started in it. If it is
+    recorded, it has the same attributes as in the instrumentation. The callback runs within the
+    span.
     """
     from opentelemetry import context, propagate, trace
 
@@ -216,7 +217,7 @@ async def retry(job: Job, watch: Stopwatch) -> None:
 
 
 async def fill(job: Job, watch: Stopwatch) -> None:
-    """For the driver, if there is no C compiler."""
+    """Fill a queue. The driver uses this if there is no C compiler."""
     await _publish(job, watch, job.window, job.target, "first" if job.target else job.queue)
 
 

@@ -1,7 +1,8 @@
-"""Hopback's re-drive job: fixed selection, marks, header policy, confirms, pipelining, journal.
+"""Hopback's re-drive job with its selection, marks, header policy, confirms, pipelining and
+journal.
 
-As the command runs it: with uvloop (the extra `speed`), a garbage collector that runs once in
-50,000 new objects, and the journal in an SQLite file.
+It runs as in the command, with uvloop (the extra `speed`), a garbage collector that runs after
+50,000 new objects, and a journal in a SQLite file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 async def move(job: Job, watch: Stopwatch) -> None:
     overrides = [Override(job.queue, main_queue=job.target)]
-    tune_memory()  # as the command does
+    tune_memory()  # the command does the same
     with TemporaryDirectory() as folder:
         url = f"sqlite:///{Path(folder) / 'journal.db'}"
         async with (
@@ -48,7 +49,7 @@ async def _redrive(operations: Operations, job: Job, watch: Stopwatch) -> None:
         selection=Selection(limit=job.count),
         reason="benchmark",
         pace=Pace(in_flight=job.window),
-        force=True,  # without a management API the delivery limits are unknown
+        force=True,  # the delivery limits are unknown without the management API
     )
     watch.start()
     done = await operations.wait((await operations.start(request)).id)

@@ -1,6 +1,6 @@
-"""Ten HTTP round trips for each message: a handler that waits for another process.
+"""Make ten HTTP round trips for each message, as in a handler that waits for another process.
 
-`python -m benchmarks.clients.round_trips` is that process. It answers every request with a few
+`python -m benchmarks.clients.round_trips` is this process. It responds to all requests with a few
 bytes.
 """
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["AT_ONCE", "TRIPS", "RoundTrips", "round_trips"]
 
 TRIPS = 10
-AT_ONCE = 100  # the concurrency of the application's handler
+AT_ONCE = 100  # the concurrency of the handler in the application
 _REQUEST = b"GET /stock/4711 HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n42"
 
 
 class RoundTrips:
-    """Open connections to the server. A worker takes one and returns it."""
+    """A pool of connections to the server."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -48,7 +48,7 @@ class RoundTrips:
 
 @asynccontextmanager
 async def round_trips() -> AsyncIterator[RoundTrips]:
-    """Run a separate server and yield connections to it."""
+    """Run the server as a process and yield connections to it."""
     server = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, stdout=asyncio.subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""The round trips of the handler without a broker or library, a hundred at once."""
+"""Make the same round trips as the handler without a broker or a library, a hundred at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 async def ask(job: Job, watch: Stopwatch) -> None:
     left = job.count
-    tune_memory()  # as the command does, so that reads cost the same
+    tune_memory()  # the command does the same, so that reads have the same cost
 
     async def work() -> None:
         nonlocal left

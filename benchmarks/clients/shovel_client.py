@@ -1,7 +1,7 @@
-"""RabbitMQ's shovel plugin moves a queue's messages with `ack-mode: on-confirm`.
+"""RabbitMQ's shovel plugin, which moves the messages of a queue with `ack-mode: on-confirm`.
 
-The variant is the address of the management API. The broker does the work, so only the elapsed time
-is meaningful. The run ends when the target has all messages.
+The variant is the URL of the management API. The broker does the work, so only the time is
+meaningful and not the CPU time. The run ends when the target queue has all messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OpenTelemetry as in an application, with an exporter that drops the spans."""
+"""OpenTelemetry as in an application. The exporter drops the spans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _DroppingExporter(SpanExporter):
 
 
 def start_tracing(*, recorded: bool) -> None:
-    """Record every span, or none."""
+    """Record either all spans or none."""
     sampler = sampling.ALWAYS_ON if recorded else sampling.ALWAYS_OFF
     provider = TracerProvider(sampler=sampler)
     provider.add_span_processor(BatchSpanProcessor(_DroppingExporter()))
