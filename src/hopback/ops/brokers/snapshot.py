@@ -125,10 +125,7 @@ class BrokerSnapshot:
         """Return the queues that a published message reaches. Raises KeyError if the exchange is
         missing.
         """
-        topology = self.live or self.topology
-        names = (queue.name for queue in topology.queues)
-        exchanges = (*PREDECLARED, *topology.exchanges)
-        return RoutingTable(exchanges, names, topology.bindings).route(exchange, routing_key)
+        return (self.live_routes() or self.known_routes()).route(exchange, routing_key)
 
     def known_routes(self) -> RoutingTable:
         """Return the routes read from the broker and those that are declared."""

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from hopback.broker.declare import declare
-from hopback.broker.embedded import EmbeddedBroker
+from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties, Received
 from hopback.ops.brokers.managed_broker import ManagedBroker
@@ -26,9 +26,9 @@ from hopback.ops.operations import Operations
 from hopback.ops.page.rendering import payload_of, visible
 from hopback.policy.delays import delay
 from hopback.topology.delays import delay_topology
-from hopback.topology.model import Queue
+from hopback.topology.model import Binding, Exchange, ExchangeType, Policy, Queue, Topology
 from tests.harness.seeded import publish
-from tests.unit.ops.admin_service import DLQ, admin, dead_letter, settings
+from tests.unit.ops.admin_service import DLQ, MAIN, admin, dead_letter, settings
 
 _SAME = {"Sec-Fetch-Site": "same-origin"}
 _EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'>"
@@ -98,6 +98,24 @@ async def test_map_shows_queues_reached_by_routing_key() -> None:
     }
     assert ("x:shop.events", "binding") in edges
     assert any(kind == "dead-letter" for _, kind in edges)
+
+
+async def test_route_follows_alternate_exchange_of_a_policy() -> None:
+    spare = {"alternate-exchange": "amq.fanout"}
+    bound = Topology(
+        "bound",
+        exchanges=(Exchange("orders.direct", ExchangeType.DIRECT),),
+        bindings=(Binding("amq.fanout", MAIN, ""),),
+    )
+    async with admin() as service:
+        connection = await service.broker.connect("declaring")
+        await declare(connection, bound)
+        await connection.close()
+        policy = Policy("spare", r"^orders\.", spare, apply_to="exchanges")
+        await EmbeddedManagement(service.broker).put_policy("/", policy)
+        route = {"exchange": "orders.direct", "routingKey": "unbound"}
+        found = await service.client.get("/admin/topology/route", params=route)
+    assert found.json()["queues"] == [MAIN]
 
 
 async def test_map_shows_delay_queues_as_one_node() -> None:
