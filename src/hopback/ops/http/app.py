@@ -52,6 +52,7 @@ from hopback.ops.page.errors import ERROR_PAGES
 from hopback.ops.page.jobs import JOB_PAGES
 from hopback.ops.page.long_work import WORK_PAGES
 from hopback.ops.page.pages import problem_page
+from hopback.ops.page.rehearsal import REHEARSAL_PAGES
 from hopback.ops.page.rendering import STATIC, renderer
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ PAGES = (
     JOB_PAGES,
     ALERT_PAGES,
     TOPOLOGY_PAGES,
+    REHEARSAL_PAGES,
     ACCESS_PAGES,
 )
 """The pages for one broker. Paths are matched in this order."""
