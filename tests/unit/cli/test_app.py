@@ -115,7 +115,12 @@ def test_help_lists_commands_in_order_of_use() -> None:
     assert commands[-2:] == ["demo", "systems"]
 
 
-_SAMPLES = {"config": __file__, "http": "0.0.0.0:8080", "queue": "orders invoices"}
+_SAMPLES = {
+    "accept": "at-most-once looking-deletes",
+    "config": __file__,
+    "http": "0.0.0.0:8080",
+    "queue": "orders invoices",
+}
 
 
 @pytest.mark.parametrize("name", ["run", "serve"])
