@@ -105,9 +105,12 @@ async def test_broker_killed_during_replacement_loses_no_message(node: RabbitNod
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("node", _NEWER, indirect=True)
+@pytest.mark.all_brokers
+@pytest.mark.parametrize("node", ["trixie"], indirect=True)
 async def test_broker_killed_while_limit_is_lifted_loses_no_message(node: RabbitNode) -> None:
-    """The limit can only be restored after the messages have been moved."""
+    """The limit can only be restored after the messages have been moved. Browsing lifts no limit on
+    4.3, which counts no browsed message.
+    """
     async with stand_on(node) as stand:
         refused, restored = await kills.kill_during_revert(stand)
         found = await stand.audit()

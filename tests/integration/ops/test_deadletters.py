@@ -129,15 +129,15 @@ async def test_hundred_sessions_change_neither_content_nor_order(
 async def test_hundred_sessions_lose_no_message_on_other_versions(
     start_rabbitmq: Callable[..., RabbitNode], suite: str
 ) -> None:
-    """With the default limit, every session is refused.
-
-    With the limit lifted, all messages stay.
+    """4.0 counts browsed messages: with its default limit, every session is refused, and with the
+    limit lifted, all messages stay. 4.3 does not count them.
     """
     node = start_rabbitmq(installation=installations()[suite])
     async with _open_shop(node.url, node.management_url, "/") as shop:
-        for _ in range(100):
-            with pytest.raises(UnsafeOperation, match="21 times"):
-                await shop.operations.open_session(DLQ)
+        if suite == "trixie":
+            for _ in range(100):
+                with pytest.raises(UnsafeOperation, match="21 times"):
+                    await shop.operations.open_session(DLQ)
         await _sessions_keep_everything(shop, 100)
 
 

@@ -58,7 +58,7 @@ async def test_redrive_killed_ten_times_moves_every_message_on_other_versions(
 ) -> None:
     """The versions are RabbitMQ 4.0 and 4.3."""
     node = start_rabbitmq(installation=installations()[suite])
-    await _kill_and_resume(node.url, node.management, "/", tmp_path)
+    await _kill_and_resume(node.url, node.management, "/", tmp_path, node.management_url)
 
 
 @pytest.mark.waits(18)
@@ -149,21 +149,23 @@ async def _wait_for_arrivals(url: str, count: int) -> None:
     await connection.close()
 
 
-async def _kill_and_resume(url: str, management: Management, vhost: str, folder: Path) -> None:
+async def _kill_and_resume(
+    url: str, management: Management, vhost: str, folder: Path, *management_url: str
+) -> None:
     expected = await _fill(url, management, vhost)
     connection = await RabbitMQ(url).connect("test")
     chance = random.Random(1)
     kills = 0
     for _ in range(KILLS):
         moved = await _depth(connection, MAIN)
-        process = await _spawn(url, folder)
+        process = await _spawn(url, folder, IN_FLIGHT, *management_url)
         aim = moved + chance.randint(300, 500)  # many more move before it is dead
         kills += await _kill_when(process, _watch(connection, aim))
     # A job that cannot find the end of its selection stops with a reason. A new job moves the
     # remaining messages.
     out = b""
     for _ in range(3):
-        process = await _spawn(url, folder)
+        process = await _spawn(url, folder, IN_FLIGHT, *management_url)
         out, _ = await asyncio.wait_for(process.communicate(), 180)
         assert process.returncode == 0
         if b"completed" in out:
@@ -190,8 +192,9 @@ async def _fill(url: str, management: Management, vhost: str) -> dict[int, str]:
     user = url.replace("guest:guest@", f"{FOREIGN_USER}:a@")
     connection = await RabbitMQ(user).connect("test")
     channel = await connection.open_channel()
+    limit = {"x-delivery-limit": NO_DELIVERY_LIMIT}
     for name in (DLQ, MAIN):
-        await channel.declare_queue(Queue(name, QueueType.QUORUM))
+        await channel.declare_queue(Queue(name, QueueType.QUORUM, arguments=limit))
     expected: dict[int, str] = {}
     fates: set[asyncio.Future[None]] = set()
     for number, message in enumerate(mixed_messages(DLQ, COUNT, LARGE)):
