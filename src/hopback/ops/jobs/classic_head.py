@@ -117,7 +117,9 @@ def decide_head(
     if not ends or ends == [began.kept + 1]:
         # it was sent, so this is either the same message or a new one that is equal
         return began.kept
-    if len(ends) > 1 or began.has_twins:
+    if len(ends) > 1 or began.has_twins or len(began.window) == 1:
+        # If only the mark of the last message is known, the others may be new messages that were
+        # browsed.
         return None
     # Either other messages with different marks have also been requeued, or there is a batch of new
     # messages that are equal.

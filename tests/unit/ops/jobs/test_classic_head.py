@@ -84,6 +84,13 @@ def test_sent_last_message_is_left_if_no_other_is_back(
     assert _length(mark, queue, out=out) == length
 
 
+@pytest.mark.parametrize("out", [0, 5])
+def test_browsed_new_messages_before_an_equal_one_are_not_taken_for_lost_acks(out: int) -> None:
+    """The window has only the mark of the last message, which proves too little."""
+    mark = Checkpoint(window=("D",), last="D", last_stays=False)
+    assert _length(mark, "vwxyD", out=out, by_count=5) is None
+
+
 @pytest.mark.parametrize(("out", "length"), [(0, None), (2, None), (7, 4)])
 def test_count_applies_only_to_redelivered_messages(out: int, length: int | None) -> None:
     """New messages may equal the last ones."""
