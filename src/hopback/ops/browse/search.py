@@ -83,6 +83,9 @@ class Search:
         ]
         self._total = sum(counts.values()) + sum(each.view.held for each in own)
         for session in own:
+            name = session.source.name
+            if counts.get(name) and not snapshot.is_classic(name):
+                session.note_lost_order()
             found.see_session(session)
         held += tuple(each for each in map(unread_part, own) if each is not None)
         for source in sources:

@@ -167,6 +167,10 @@ class BrowseSession:
         self._timer.cancel()
         self._timer = self._start_timer()
 
+    def note_lost_order(self) -> None:
+        """Record that the queue will put the held messages behind others."""
+        self.view = replace(self.view, order_kept=False)
+
     async def release(self, why: str = "released") -> None:
         """Requeue all messages in order. It can be called repeatedly."""
         self._close(why)

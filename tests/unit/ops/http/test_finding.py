@@ -367,6 +367,19 @@ async def test_search_finds_messages_held_by_session_of_service() -> None:
         assert found["heldByOthers"] == []
 
 
+async def test_session_says_that_a_search_has_changed_the_order_of_a_quorum_queue() -> None:
+    """The queue returns the messages of the session behind those of the search."""
+    async with admin(*(dead_letter(n) for n in range(7))) as service:
+        assert service.broker.snapshot().queue(DLQ).type == "quorum"
+        session = (await service.session(limit=3))["id"]
+        before = await service.client.get(f"/sessions/{session}")
+        await _search(service, "error:LookupError")
+        page = await service.client.get(f"/sessions/{session}")
+        view = (await service.client.get(f"/admin/dlq/sessions/{session}")).json()
+    text = "will put these messages behind others"
+    assert (text in before.text, text in page.text, view["orderKept"]) == (False, True, False)
+
+
 async def test_search_reports_messages_held_by_another_consumer() -> None:
     async with admin(*(dead_letter(n) for n in range(7))) as service:
         connection = await service.broker.connect("another tool")
