@@ -37,6 +37,7 @@ from hopback.errors import InvalidDeclaration, Problem
 from hopback.message import require_message
 from hopback.policy.outcome import MENU, Outcome, Rule, check_rules, is_outcome
 from hopback.policy.periodic import Missed
+from hopback.runtime.codecs import Codecs
 from hopback.runtime.context import (
     REQUEST_TIMEOUT,
     PublishOptions,
@@ -70,6 +71,7 @@ from hopback.runtime.periodic import Periodic, read_schedule
 from hopback.runtime.publish_arguments import explain_arguments
 from hopback.runtime.push import PushHandler, PushTarget
 from hopback.runtime.rate_limit import read_rate
+from hopback.text import did_you_mean
 from hopback.topology.delays import DUE, LONGEST_DELAY, delay_topology, schedule_queue
 from hopback.topology.expand import harden_queues, recommend_plan, unique_queues
 from hopback.topology.feed import Bind, Feed, feeds_of
@@ -89,7 +91,6 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.message import Delivery, Message
     from hopback.policy.breaker import BreakerPolicy
-    from hopback.runtime.codecs import Codecs
     from hopback.runtime.dependencies import Overrides, Provider
     from hopback.runtime.failures import OnError
     from hopback.runtime.service import Service
@@ -297,10 +298,17 @@ class Router:
                 rules=check_rules(rules, where=where),
                 rate=read_rate(rate, where=where),
             )
+        outputs = tuple(publishes)
+        anything: tuple[object, ...] = outputs
+        for number, given in enumerate(anything):
+            if not isinstance(given, Output):
+                expected = 'an Output, as in `publishes=[Output("invoices", Invoice)]`'
+                found = Problem(f"publishes[{number}]", expected, repr(given))
+                raise InvalidDeclaration((found,), where=where)
 
         def register(call: F) -> F:
             handler = inspect_handler(queue, call, options, replies=replies)
-            handler = replace(handler, publishes=tuple(publishes))
+            handler = replace(handler, publishes=outputs)
             if message_type is None:
                 self.add_handler(handler)
             else:
@@ -328,6 +336,10 @@ class Router:
                 by default.
         """
         queue = self.prefix + queue
+        given: object = type_of
+        if not callable(given):
+            found = Problem("type_of", 'a function, as in `by_header("type")`', repr(type_of))
+            raise InvalidDeclaration((found,), where=f"types of queue {queue!r}")
         if unhandled is not None and not is_outcome(unhandled):
             found = Problem("unhandled", f"an outcome: {MENU}", repr(unhandled))
             raise InvalidDeclaration((found,), where=f"types of queue {queue!r}")
@@ -589,6 +601,10 @@ class App(Router):
         if design is not None and not isinstance(design, Topology):
             expected = "a Topology, as `read_toml(Path(file).read_text())` returns"
             raise InvalidDeclaration((Problem("topology", expected, repr(design)),), where="App")
+        given: object = codecs
+        if given is not None and not isinstance(given, Codecs):
+            found = Problem("codecs", "Codecs, as in `Codecs({…})`", repr(codecs))
+            raise InvalidDeclaration((found,), where="App")
         if isinstance(reply_queues, str):
             found = Problem("reply_queues", "a list of queue names", repr(reply_queues))
             raise InvalidDeclaration((found,), where="App")
@@ -734,7 +750,11 @@ class App(Router):
         if unplanned:
             raise InvalidDeclaration(
                 tuple(
-                    Problem(f"queues.{queue}", _PLAN_EXPECTED, "no failure plan")
+                    Problem(
+                        f"queues.{queue}",
+                        _PLAN_EXPECTED,
+                        f"no failure plan{did_you_mean(queue, {*self._queues} - {*self.handlers})}",
+                    )
                     for queue in unplanned
                 ),
                 where=self._where,
@@ -765,6 +785,10 @@ class App(Router):
         This is useful for error trackers. The function does not affect how the message is handled.
         It is called on the event loop and must not block. Can be used as a decorator.
         """
+        given: object = report
+        if not callable(given):
+            found = Problem("on_error", "a function", repr(report))
+            raise InvalidDeclaration((found,), where=f"app {self.name!r}")
         if iscoroutinefunction(report):
             found = Problem(
                 "on_error", "a function that is not async", f"async def {report.__name__}"
@@ -778,7 +802,14 @@ class App(Router):
         return self._lifespan is not None
 
     def lifespan(self, **values: Any) -> AbstractAsyncContextManager[object]:
-        return nullcontext() if self._lifespan is None else self._lifespan(self, **values)
+        if self._lifespan is None:
+            return nullcontext()
+        opened: object = self._lifespan(self, **values)
+        if not isinstance(opened, AbstractAsyncContextManager):
+            expected = "a function that returns an async context manager"
+            found = Problem("lifespan", expected, f"one that returns {opened!r}")
+            raise InvalidDeclaration((found,), where=self._where)
+        return opened
 
     @explain_arguments
     def publish(

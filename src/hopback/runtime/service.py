@@ -202,6 +202,7 @@ class Service:
         if not isinstance(given, App):
             raise TypeError(f"app: expected an App, as in `Service(app, broker)`, got {given!r}")
         self.app = app
+        self._runs = False
         self.broker: Broker = broker_at(broker)
         self._connection_tasks = tuple(connection_tasks)
         self.options: ServiceOptions = options or ServiceOptions()
@@ -442,11 +443,15 @@ class Service:
 
     async def run(self) -> Report:
         """Run until `stop` is called. Raises errors that cannot be fixed by reconnecting."""
+        if self._runs:
+            raise RuntimeError("this Service already runs: await the first `run()`, or stop it")
         token = reporter.set(self.report)
         self.outlet.loop = asyncio.get_running_loop()
+        self._runs = True
         try:
             return await self._run()
         finally:
+            self._runs = False
             reporter.reset(token)
 
     async def _run(self) -> Report:

@@ -343,6 +343,11 @@ async def forget_processed(engine: AsyncEngine, before: float) -> int:
 def inbox_identifier(message: str | Delivery, key: str | Callable[[Delivery], str] | None) -> str:
     """Return the inbox key of a message."""
     if not isinstance(message, str):
+        if not hasattr(message, "properties"):
+            raise TypeError(
+                "message: expected the delivery, as in `first_time(consumer, context.delivery)`,"
+                f" or a text, got {type(message).__name__}"
+            )
         return inbox_key(message, key)
     if key is not None:
         raise TypeError("expected a delivery with `key`, got a text")

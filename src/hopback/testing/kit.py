@@ -34,6 +34,7 @@ from hopback.rehearse.engine import EngineKind
 from hopback.rehearse.engine import rehearse as play
 from hopback.rehearse.quantities import parse_seconds, show_count, show_seconds
 from hopback.runtime.address import broker_at
+from hopback.runtime.app import App
 from hopback.runtime.context import REQUEST_TIMEOUT, PublishOptions, compose
 from hopback.runtime.publish_arguments import explain_arguments
 from hopback.runtime.requests import RequestClient
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from hopback.message import Message
     from hopback.rehearse.forecast import Forecast
     from hopback.rehearse.scenario import Scenario
-    from hopback.runtime.app import App
     from hopback.runtime.dependencies import Overrides
     from hopback.runtime.shutdown import Report
     from hopback.topology.plan import Plan
@@ -137,6 +137,9 @@ class AppTest(EventRecord):
         chance: float = 0.5,
         overrides: Overrides | None = None,
     ) -> None:
+        given: object = app
+        if not isinstance(given, App):
+            raise TypeError(f"app: expected an App, as in `AppTest(app)`, got {given!r}")
         self.app = app
         self._overrides = overrides or {}
         if broker is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -38,6 +38,7 @@ from hopback.wire.tables import encode_entries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
+    from pathlib import Path
 
 
 async def _first(order: dict[str, Any]) -> None: ...
@@ -76,6 +77,12 @@ async def _lifespan(app: App) -> AsyncGenerator[None]:
 def _two_handlers(app: Any) -> None:
     app.handler("orders", retry=["30s"])(_first)
     app.handler("orders")(_second)
+
+
+def _misspelt_queue(app: Any) -> object:
+    app.queue("orders", retry=["30s"])
+    app.handler("order")(_first)
+    return app.topology
 
 
 def _two_declarations(app: Any) -> None:
@@ -404,6 +411,55 @@ def _two_declarations(app: Any) -> None:
             "delay: expected none, because delays need the queues of `app.delays()`, got 2h. Publish by",
         ),
         (
+            lambda _app: App("shop", codecs=cast("Any", "json")),
+            InvalidDeclaration,
+            "App: codecs: expected Codecs, as in `Codecs({…})`, got 'json'",
+        ),
+        (
+            lambda _app: App("shop", lifespan=cast("Any", lambda _app: None)).lifespan(),
+            InvalidDeclaration,
+            "app 'shop': lifespan: expected a function that returns an async context manager,"
+            " got one that returns None",
+        ),
+        (
+            lambda app: app.handler("orders", retry=["1s"], publishes=cast("Any", ["invoices"])),
+            InvalidDeclaration,
+            "handler of queue 'orders': publishes[0]: expected an Output, as in"
+            " `publishes=[Output(\"invoices\", Invoice)]`, got 'invoices'",
+        ),
+        (
+            lambda app: app.types("orders", cast("Any", "event-type")),
+            InvalidDeclaration,
+            "types of queue 'orders': type_of: expected a function, as in `by_header(\"type\")`,"
+            " got 'event-type'",
+        ),
+        (
+            lambda app: app.on_error(cast("Any", 5)),
+            InvalidDeclaration,
+            "app 'shop': on_error: expected a function, got 5",
+        ),
+        (
+            _misspelt_queue,
+            InvalidDeclaration,
+            "app 'shop': queues.order: expected a failure plan: give `retry=` to its handler, or a"
+            " topology that has a plan for it, got no failure plan (did you mean orders?)",
+        ),
+        (
+            lambda _app: AppTest(cast("Any", "shop:app")),
+            TypeError,
+            "app: expected an App, as in `AppTest(app)`, got 'shop:app'",
+        ),
+        (
+            lambda _app: EmbeddedBroker(version=cast("Any", "3.12")),
+            InvalidDeclaration,
+            "EmbeddedBroker: version: expected a BrokerVersion, as in `BrokerVersion(3, 12)`, got '3.12'",
+        ),
+        (
+            lambda _app: EmbeddedBroker().faults.inject(cast("Any", "nak")),
+            ValueError,
+            "fault: expected one of refuse-connection, lose-confirm, nack,",
+        ),
+        (
             lambda _app: in_virtual_time(start=datetime(2026, 3, 1)),  # noqa: DTZ001
             InvalidDeclaration,
             "in_virtual_time: start: expected a datetime with a time zone, got datetime.datetime(2026",
@@ -552,3 +608,21 @@ async def test_outcome_with_a_wrong_wait_is_parked_with_the_expected_fields() ->
         test.assert_parked(
             "orders", reason="after='soon') (Retry), expected a reason that is a text"
         )
+
+
+async def test_second_run_of_a_service_is_refused_while_the_first_runs() -> None:
+    service = Service(App("shop"), EmbeddedBroker())
+    running = asyncio.create_task(service.run())
+    await service.ready.wait()
+    with pytest.raises(RuntimeError, match="this Service already runs"):
+        await service.run()
+    service.stop()
+    await running
+
+
+async def test_inbox_mark_of_another_value_names_the_delivery(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'shop.db'}")
+    async with database.transaction() as tx:
+        with pytest.raises(TypeError, match=r"first_time\(consumer, context.delivery\).*got dict"):
+            await tx.first_time("orders", cast("Any", {"id": 1}))
+    await database.close()

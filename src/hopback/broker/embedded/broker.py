@@ -16,7 +16,7 @@ from hopback.broker.embedded.node import Node
 from hopback.broker.embedded.snapshot import NodeSnapshot, snapshot
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.durations import Duration, read_seconds
-from hopback.errors import ConnectionFailed
+from hopback.errors import ConnectionFailed, InvalidDeclaration, Problem
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ class EmbeddedBroker:
         confirm_timeout: Duration = _CONFIRM_TIMEOUT_S,
         user: str = "guest",
     ) -> None:
+        given: object = version
+        if not isinstance(given, BrokerVersion):
+            expected = "a BrokerVersion, as in `BrokerVersion(3, 12)`"
+            found = Problem("version", expected, repr(given))
+            raise InvalidDeclaration((found,), where="EmbeddedBroker")
         self.node: Node = Node(
             version,
             clock or LoopClock(time.time),

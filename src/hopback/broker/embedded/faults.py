@@ -40,6 +40,7 @@ class Faults:
 
     def inject(self, fault: Fault, times: int = 1) -> None:
         """Inject the fault at the next `times` opportunities."""
+        fault = _known(fault)
         self._next[fault] = self._next.get(fault, 0) + times
         self._refresh()
 
@@ -47,7 +48,7 @@ class Faults:
         """Inject the fault at random with this probability. 0 disables it."""
         if not 0 <= probability <= 1:
             raise ValueError(f"expected a probability between 0 and 1, got {probability}")
-        self._chances[fault] = probability
+        self._chances[_known(fault)] = probability
         self._refresh()
 
     def clear(self) -> None:
@@ -68,3 +69,10 @@ class Faults:
 
     def _refresh(self) -> None:
         self.active = any(self._next.values()) or any(self._chances.values())
+
+
+def _known(fault: Fault) -> Fault:
+    """Return the fault. A name is accepted, too. Raises ValueError if it is unknown."""
+    if fault not in [*Fault]:
+        raise ValueError(f"fault: expected one of {', '.join(Fault)}, got {fault!r}")
+    return Fault(fault)
