@@ -46,7 +46,7 @@ def test_invalid_recommended_plan_reports_all_problems() -> None:
         "tiers[2]: expected a delay no shorter than tiers[1] (5000 ms), got 4999 ms",
         "attempts: expected at least 1, got 0",
     ]
-    with pytest.raises(InvalidTopology, match="attempts: expected 1, as there is no delay"):
+    with pytest.raises(InvalidTopology, match="attempts: expected 1, because there is no delay"):
         recommend_plan("orders", tiers_ms=(), attempts=2)
 
 

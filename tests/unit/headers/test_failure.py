@@ -6,6 +6,7 @@ import json
 import re
 import tracemalloc
 from email.message import Message
+from io import BytesIO
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
@@ -315,7 +316,7 @@ class _Refused(Exception):
 
 @pytest.mark.parametrize(
     "make",
-    [_Refused, lambda status: HTTPError("http://x", status, "no", Message(), None)],
+    [_Refused, lambda status: HTTPError("http://x", status, "no", Message(), BytesIO())],
     ids=["httpx", "urllib"],
 )
 def test_http_status_of_exception_is_part_of_fingerprint(
