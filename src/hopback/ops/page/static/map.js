@@ -40,7 +40,7 @@ function arrange(map, ratio) {
     layout: { name: "preset" },
     style: [
       { selector: "node", style: {
-        label: "data(label)", "text-wrap": "wrap", "text-max-width": 190, "font-size": 12, color: ink,
+        label: "data(label)", "text-wrap": "wrap", "text-overflow-wrap": "anywhere", "text-max-width": 190, "font-size": 12, color: ink,
         "text-valign": "center", "text-halign": "center", shape: "round-rectangle", width: 200, height: "data(height)",
         "background-color": fill, "border-width": 1.6, "border-color": soft } },
       node("exchange", dark ? "#ab93dd" : "#7a5fb0", { shape: "cut-rectangle" }),
@@ -51,7 +51,7 @@ function arrange(map, ratio) {
       { selector: "node[errors > 0]", style: { "border-style": "double", "border-width": 6, "border-color": bad } },
       { selector: "edge", style: {
         width: 1.4, "line-color": soft, "target-arrow-color": soft, "target-arrow-shape": "triangle", "arrow-scale": 0.8,
-        "curve-style": "bezier", label: "data(label)", "font-size": 10, color: dark ? "#c9c6ba" : "#5c5d55",
+        "curve-style": "bezier", label: "data(label)", "text-wrap": "ellipsis", "text-max-width": 84, "font-size": 10, color: dark ? "#c9c6ba" : "#5c5d55",
         "text-background-color": dark ? "#1f211d" : "#ffffff", "text-background-opacity": 0.9, "text-background-padding": 2 } },
       { selector: 'edge[kind = "dead-letter"]', style: { "line-style": "dashed" } },
       { selector: 'edge[kind = "publish"]', style: { "line-style": "dotted", width: 2.2 } },
@@ -80,7 +80,7 @@ function arrange(map, ratio) {
   const family = (start) => start.union(start.predecessors()).union(start.successors());
   // Show the largest part whose labels are legible when it fits on the screen, or otherwise the smallest part.
   const dead = map.nodes('[kind = "dead-letter"][messages > 0]').sort((one, other) => other.data("messages") - one.data("messages"));
-  const parts = (focus.length ? [family(focus), focus.closedNeighborhood()] : [map.elements(), family(dead), family(dead.slice(0, 1))]).filter((part) => part.length);
+  const parts = (focus.length ? [family(focus), focus.closedNeighborhood()] : [map.elements(), family(dead), family(dead.slice(0, 1)), dead.slice(0, 1).closedNeighborhood()]).filter((part) => part.length);
   for (const part of parts) {
     fit(part);
     if (map.zoom() >= 0.6) break;
