@@ -6,7 +6,7 @@
 | there is no connection, so the message was not sent | 503 | try again later |
 | the message cannot be routed to a queue | 503 | the command that declares the topology |
 | the broker refused the message | 503 | the message was not stored, try again later |
-| the broker did not confirm in time | 503 | it may have been stored, and the key for a retry |
+| the broker did not confirm in time | 503 | the message may have been stored; the key for a retry |
 | the database does not answer | 503 | try again, and check first if it was a change |
 """
 
@@ -242,8 +242,8 @@ async def publish(
         _LOG.error("message %s may have been stored: %s", message.properties.message_id, error)
         key = f"`Idempotency-Key: {message.properties.message_id}`"
         raise RequestRefused(
-            "the broker did not answer: it may have been stored. Send it again with the header"
-            f" {key}, then it has one effect",
+            "the broker did not respond, so the message may have been stored. Send it again with the header"
+            f" {key}, and it will only have one effect",
             "o broker não respondeu: talvez tenha sido armazenado. Envie de novo com o"
             f" cabeçalho {key}, assim só terá efeito uma vez",
             status=503,
@@ -271,7 +271,7 @@ async def _unfit(request: Request, error: Exception) -> JSONResponse:
     """
     _LOG.warning("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
     detail = in_language(
-        "a value of the request cannot be stored: expected shorter, plain text",
+        "a value in the request cannot be stored: expected shorter, plain text",
         "um valor da requisição não pode ser armazenado: esperado texto simples e mais curto",
     )
     return JSONResponse({"error": detail}, 400)
@@ -285,24 +285,24 @@ async def _broker_failed(request: Request, error: Exception) -> JSONResponse:
     )
     if is_undeclared:
         detail = in_language(
-            "the broker has no exchange or no queue for this; nothing was stored. Start the"
-            " consumers, or declare the topology with `hopback topology apply`, then try again",
+            "the broker has no exchange or queue for this message, and nothing was stored. Start the"
+            " consumers or declare the topology with `hopback topology apply`, and try again",
             "o broker não tem exchange ou fila para isto; nada foi armazenado. Inicie os"
             " consumidores ou declare a topologia com `hopback topology apply` e tente de novo",
         )
     elif isinstance(error, ConnectionFailed):
         detail = in_language(
-            "the broker cannot be reached; nothing was sent, try again later",
+            "the broker cannot be reached and nothing was sent. Try again later",
             "o broker está inacessível; nada foi enviado, tente mais tarde",
         )
     elif isinstance(error, Nacked):
         detail = in_language(
-            "the broker refused the message; nothing was stored, try again later",
+            "the broker refused the message and nothing was stored. Try again later",
             "o broker recusou a mensagem; nada foi armazenado, tente mais tarde",
         )
     else:
         detail = in_language(
-            "the broker did not answer: it may have been stored. Check, then try again",
+            "the broker did not respond, so the message may have been stored. Check this and try again",
             "o broker não respondeu: talvez tenha sido armazenado. Verifique e tente de novo",
         )
     return JSONResponse({"error": detail}, 503, _AGAIN)
@@ -315,12 +315,12 @@ async def _database_failed(request: Request, error: Exception) -> JSONResponse:
     _LOG.error("%s %s: the database: %s", request.method, request.url.path, type(error).__name__)
     if request.method in ("GET", "HEAD"):
         detail = in_language(
-            "the database cannot be reached; try again later",
+            "the database cannot be reached. Try again later",
             "o banco de dados está inacessível; tente mais tarde",
         )
     else:
         detail = in_language(
-            "the database did not answer: the change may have been stored. Check, then try again",
+            "the database did not respond, so the change may have been stored. Check this and try again",
             "o banco de dados não respondeu: a mudança talvez tenha sido gravada."
             " Verifique e tente de novo",
         )

@@ -91,7 +91,7 @@ async def test_file_of_wrong_type_is_rejected_with_code_and_reason(tmp_path: Pat
         assert row["status"] == "rejected"
         assert row["rejection"] == {
             "code": "TYPE_MISMATCH",
-            "reason": "Declared as application/pdf; its bytes are image/png.",
+            "reason": "The declared type is application/pdf, but the content is image/png.",
         }
         assert await system.notification_types() == ["FileRejected.v1"]
         assert system.dead_letter_counts() == {}

@@ -91,8 +91,11 @@ def counters_of(systems: Iterable[ShownSystem], metrics: str) -> dict[str, Count
 
 _STEPS = (
     ("Break the warehouse", "closes Ratatoskr's warehouse and places five orders"),
-    ("Watch", "each order fails and is retried three times, every 5 s. Then it is a dead letter"),
-    ("Look at the dead letters", "opens their queue: the reason, the timeline, every attempt"),
+    ("Watch", "each order fails and is retried three times, every 5 s, and is then a dead letter"),
+    (
+        "Look at the dead letters",
+        "opens their queue with the reason, the timeline and all attempts",
+    ),
     ("Repair the warehouse", "opens the warehouse. The dead letters stay in their queue"),
     ("Re-drive", "sends back only the messages that failed because of the warehouse"),
 )

@@ -304,7 +304,7 @@ class Guide:
         if self.warnings:
             yield ""
             yield (
-                f"The documented forms have {self.warnings} known hazards; `{_command()} topology "
+                f"The documented forms have {self.warnings} known hazards. `{_command()} topology "
                 "check NAME` explains them. The hardened forms (--hardened) have none."
             )
 

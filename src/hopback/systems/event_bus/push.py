@@ -75,13 +75,13 @@ async def _update(
                 # If only the endpoint has changed, the queue stays bound, so that no event is lost.
                 await runner.remove(app, unbind=service not in targets)
                 del running[service]
-                _LOG.info("%s is removed from %s", service, target.url)
+                _LOG.info("%s was removed, its endpoint was %s", service, target.url)
         for service, target in targets.items():
             if service not in running:
                 app = _push_app(f"event-bus {service}", {service: target}, settings)
                 await runner.add(app)
                 running[service] = target, app
-                _LOG.info("%s is added: its events go to %s", service, target.url)
+                _LOG.info("%s was added, its endpoint is %s", service, target.url)
     except HopbackError as error:
         _LOG.error(
             "the services are not up to date, next attempt in %.0f s: %s", _READ_EVERY_S, error

@@ -70,7 +70,7 @@ class ServiceRegistry:
             try:
                 self._targets = self._read(file)
             except SettingsError as error:
-                _LOG.error("the services stay as they are: %s", error)
+                _LOG.error("the services are not changed: %s", error)
         return self._targets
 
     def topology(self) -> Topology:

@@ -84,7 +84,7 @@ def judge(name: str, declared: str, content: bytes, max_bytes: int) -> Rejection
     if len(content) > max_bytes:
         return Rejection("TOO_LARGE", f"Expected at most {max_bytes} bytes, got {len(content)}.")
     if declared not in TYPES:
-        return Rejection("UNSUPPORTED_TYPE", f"Files of type {declared[:80]!r} are not taken.")
+        return Rejection("UNSUPPORTED_TYPE", f"Files of type {declared[:80]!r} are not accepted.")
     if ending not in TYPES[declared].endings:
         expected = " or ".join(TYPES[declared].endings)
         return Rejection(
@@ -93,13 +93,19 @@ def judge(name: str, declared: str, content: bytes, max_bytes: int) -> Rejection
     found = sniff(content[:HEAD_BYTES])
     if found is None:
         return Rejection(
-            "UNKNOWN_CONTENT", f"Declared as {declared}; its bytes are of no known type."
+            "UNKNOWN_CONTENT",
+            f"The declared type is {declared}, but the type of the content is unknown.",
         )
     if found != declared and not (found == "text/plain" and declared in _TEXTUAL):
-        return Rejection("TYPE_MISMATCH", f"Declared as {declared}; its bytes are {found}.")
+        return Rejection(
+            "TYPE_MISMATCH", f"The declared type is {declared}, but the content is {found}."
+        )
     if declared == "application/json":
         try:
             json.loads(content)
         except (ValueError, RecursionError):
-            return Rejection("INVALID_JSON", "Declared as application/json; its text is not JSON.")
+            return Rejection(
+                "INVALID_JSON",
+                "The declared type is application/json, but the content is not valid JSON.",
+            )
     return declared

@@ -48,7 +48,7 @@ def text_of(news: News) -> str:
         case ProcessingFailed(stage=stage, reason=reason):
             return f"The file failed in {stage}: {reason}"
         case ProcessingTimedOut(name=name, waitingFor=missing):
-            return f"{name or 'The file'} takes too long: still without {' and '.join(missing)}."
+            return f"{name or 'The file'} takes too long. Still missing: {' and '.join(missing)}."
 
 
 def add_notification(app: App, runtime: PartRuntime) -> None:

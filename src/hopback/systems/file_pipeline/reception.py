@@ -104,7 +104,7 @@ async def parse_form(headers: Headers, chunks: AsyncGenerator[bytes, None]) -> U
             yield chunk
         if not parser.is_complete:
             raise RequestRefused(
-                "the form is cut off: expected its closing boundary",
+                "the form is incomplete: expected its closing boundary",
                 "o formulário está incompleto: esperado o boundary final",
             )
 

@@ -122,7 +122,7 @@ def _judge_stored(runtime: PartRuntime, file: FileUploaded) -> Rejection | str:
         return Rejection("TOO_LARGE", f"Expected at most {most} bytes, got {file.size}.")
     content = runtime.storage.read(file.fileId)
     if hashlib.sha256(content).hexdigest() != file.sha256:
-        return Rejection("CONTENT_CHANGED", "The file is not the one that was uploaded.")
+        return Rejection("CONTENT_CHANGED", "The content has changed since the upload.")
     return judge(file.name, file.declaredType, content, most)
 
 

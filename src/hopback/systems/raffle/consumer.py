@@ -108,10 +108,12 @@ def create_dead_letter_consumer(settings: RaffleSettings) -> App:
         except (data_error, db_error) as error:
             if isinstance(error, data_error) and len(users) > 1:
                 raise  # the batch is split to find the row
-            _LOG.warning("%d dead letters stay: %s: %s", len(users), type(error).__name__, error)
+            _LOG.warning(
+                "%d dead letters are kept: %s: %s", len(users), type(error).__name__, error
+            )
             return [pause.grow()] * len(users)
         pause.failures = 0
-        _LOG.info("%d dead letters are inserted", len(users))
+        _LOG.info("%d dead letters were inserted", len(users))
         return None
 
     return app
