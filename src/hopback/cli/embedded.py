@@ -97,7 +97,7 @@ def find_embedded() -> EmbeddedRun:
     except OSError:  # the file does not exist, or other users can access its folder
         pass
     raise CommandFailed(
-        f"no `hopback run --broker {EMBEDDED}` of this user runs in {Path.cwd()}",
+        f"`hopback run --broker {EMBEDDED}` is not running in {Path.cwd()} for this user",
         do="Start it in this directory, or name a broker with --broker URL or HOPBACK_BROKER.",
         code=Exit.UNREACHABLE,
     )

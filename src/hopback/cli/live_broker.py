@@ -165,7 +165,7 @@ def revert(
     the queue.
     """
     if not yes:
-        ask("Put the former delivery limits back in force?")
+        ask("Restore the previous delivery limits?")
     from hopback.broker.limits import restore_limits
 
     async def restore() -> tuple[LiftedLimit, ...]:
@@ -336,7 +336,7 @@ def _print_migration(planned: Migration) -> None:
         )
         click.echo(safe(text))
     for obstacle in planned.obstacles:
-        click.echo(safe(f"in the way: {obstacle}"))
+        click.echo(safe(f"obstacle: {obstacle}"))
 
 
 @click.command(short_help="Report problems of a live broker.")
@@ -389,16 +389,16 @@ def _print_examination(found: Examination) -> None:
     click.echo(safe(f"{found.address}: RabbitMQ {found.version}{cluster}{queues}"))
     rows = []
     for alarm in found.alarms:
-        words = f"{alarm.resource} alarm: the broker takes no publishes until it clears."
+        words = f"{alarm.resource} alarm. The broker blocks publishers until the alarm clears."
         rows.append(("error", f"node {alarm.node}", words))
     for trouble in found.troubles:
-        words = f"it is {trouble.state}; look at its nodes."
+        words = f"The queue is {trouble.state}. Check its nodes."
         rows.append(("error", f"queue {trouble.queue}", words))
     for held in found.held_back:
         words = (
-            f"{held.messages} dead letters are held back because no queue takes them (at most "
-            f"{held.lag_s:g} s old). If the number does not fall: repair the dead-letter exchange, "
-            "its binding or the full queue behind it; the broker tries again every 3 minutes."
+            f"{held.messages} dead letters are held back because no queue accepts them (at most "
+            f"{held.lag_s:g} s old). If the number does not fall, repair the dead-letter exchange, "
+            "its binding or the full queue behind it. The broker tries again every 3 minutes."
         )
         rows.append(("error", f"queue {held.queue}", words))
     for finding in found.findings:

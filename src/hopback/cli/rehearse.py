@@ -350,7 +350,7 @@ def _live_reading(queue: str, options: RehearseOptions) -> tuple[float, int]:
             management = await reach_management(access, stack)
             if management is None:
                 raise CommandFailed(
-                    "the management API does not answer, and only it knows rates",
+                    "the management API does not respond, and rates are only available there",
                     do="Name it with --management, or give --rate as a number.",
                     code=Exit.UNREACHABLE,
                 )
@@ -359,7 +359,7 @@ def _live_reading(queue: str, options: RehearseOptions) -> tuple[float, int]:
     found = asyncio.run(read())
     if found.publish_rate is None:
         raise CommandFailed(
-            f"the statistics of queue {queue!r} contain no rate: it has received no message",
+            f"the statistics of queue {queue!r} contain no rate, because it has received no messages",
             do="Give --rate as a number.",
             code=Exit.NOT_FOUND,
         )
@@ -510,7 +510,7 @@ def print_advice(topology: Topology, scenario: Scenario, goals: Sequence[str], f
     click.echo(safe(jitter))
     gap()
     if not met:
-        click.echo("No tested plan meets all goals: relax a goal, or give fewer.")
+        click.echo("No tested plan meets all goals. Relax a goal or remove one.")
     elif not met[0].changes:
         click.echo("The current plan meets all goals.")
     else:

@@ -201,7 +201,7 @@ def _leave_threads(code: int) -> None:
 
     if threads_in_use():
         click.echo(
-            f"{threads_in_use()} handlers in threads did not return and are ended.", err=True
+            f"{threads_in_use()} handlers in threads did not return and were terminated.", err=True
         )
         atexit._run_exitfuncs()  # noqa: SLF001 - for example the last export of spans
         sys.stdout.flush()

@@ -182,7 +182,7 @@ def test_publish_finds_embedded_broker_of_its_directory_if_port_5672_is_taken(
         assert running.returncode == 0
         capsys.readouterr()
         assert run(["publish", "orders", '{"id": 9}']) == 7
-        assert f"runs in {tmp_path}" in capsys.readouterr().err
+        assert f"is not running in {tmp_path}" in capsys.readouterr().err
         assert not was_contacted()
 
 
