@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _PATH = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "an array",
+    "null": "null",
+}
+_TYPES = re.compile(r"(?:{0})(?: \| (?:{0}))*".format("|".join(_WORDS)))
 _GOT_TYPE = re.compile(r", got \w+$")
 # characters of an invalid value that are shown, to recognise it without showing a whole payload
 _SHOWN = 80
@@ -64,7 +74,8 @@ class MismatchFinder:
             if name in fields:
                 yield from self.find(fields[name].type, value, _below(at, name))
             elif config.forbid_unknown_fields and name != config.tag_field:
-                yield _below(at, name), f"one of {', '.join(fields)}{_got(name, fields)}"
+                known = f"one of {', '.join(fields)}" if fields else "no fields"
+                yield _below(at, name), f"{known}{_got(name, fields)}"
         for name, field in fields.items():
             if field.required and name not in found:
                 yield _below(at, name), "a value, got none"
@@ -80,6 +91,9 @@ class MismatchFinder:
         if not path and (known := _choices(kind)) and not isinstance(found, dict | list):
             return at, self._one_of(known, found)
         expected = what.removeprefix("Expected ").replace("`", "")
+        if types := _TYPES.match(expected):
+            words = " or ".join(_WORDS[name] for name in types[0].split(" | "))
+            expected = words + expected[types.end() :]
         if not path and self._shows_values and not isinstance(found, dict | list):
             shown = f", got {found!r}"
             shown = f"{shown[:_SHOWN]}…" if len(shown) > _SHOWN else shown

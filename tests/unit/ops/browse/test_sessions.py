@@ -237,7 +237,7 @@ async def test_filter_yields_to_other_tasks_between_large_bodies() -> None:
 async def test_session_beyond_bounds_of_its_request_is_refused() -> None:
     async with open_shop() as shop:
         await shop.park(3)
-        with pytest.raises(BadRequest, match="limit: expected int <= 10000, got 10001"):
+        with pytest.raises(BadRequest, match="limit: expected a whole number <= 10000, got 10001"):
             await shop.operations.open_session(DLQ, SessionRequest(limit=10_001))
         with pytest.raises(BadRequest, match="ttlSeconds"):
             await shop.operations.open_session(DLQ, SessionRequest(limit=1, seconds=9999))

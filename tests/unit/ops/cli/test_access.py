@@ -147,7 +147,7 @@ def test_unknown_broker_name_lists_known_names_and_suggests_one(
     [
         ("[auht]", "auht: expected one of auth, limits, retention, "),
         ("[auht]", "got 'auht' (did you mean auth?)"),
-        ("[limits]\nburst = 'many'", "limits.burst: expected int"),
+        ("[limits]\nburst = 'many'", "limits.burst: expected a whole number"),
         ("[[brokers]]\nurl = 'amqp://x'", "brokers[0].name: expected a value, got none"),
         (
             "[[auth.keys]]\nname = 'a'\nrole = 'boss'\nhash = 'hunter2'",

@@ -101,10 +101,10 @@ def test_invalid_document_reports_every_field_with_its_path() -> None:
         convert(_JOB, wrong)
     text = str(refused.value)
     for part in (
-        "queue: expected str of length >= 1, got ''",
-        "reason: expected str, got 7",
-        "pace.inFlight: expected int >= 1, got 0",
-        "pace.rate: expected float <= 1000000.0, got 1000000000.0",
+        "queue: expected text of length >= 1, got ''",
+        "reason: expected text, got 7",
+        "pace.inFlight: expected a whole number >= 1, got 0",
+        "pace.rate: expected a number <= 1000000.0, got 1000000000.0",
         "target.kind: expected",
     ):
         assert part in text, text

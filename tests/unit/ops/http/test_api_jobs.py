@@ -120,13 +120,15 @@ async def test_refused_request_names_each_wrong_field_with_known_values() -> Non
         assert await refusal(_order(selection={"filtre": "a"}, pace={"rate": "fast"})) == (
             "The body: selection.filtre: expected one of session, ids, filter, limit, queue, count,"
             " estimate, mark, place, got 'filtre' (did you mean filter?);"
-            " pace.rate: expected float | null, got 'fast'."
+            " pace.rate: expected a number or null, got 'fast'."
         )
         queries = [
             (await service.client.get(f"/admin/dlq/jobs?{query}")).json()["detail"]
             for query in ("limit=abc", "lmit=5")
         ]
-    assert queries[0] == "The query: limit: expected int, got 'abc'."
+        trend = await service.client.get(f"/admin/dlq/queues/{DLQ}/trend?hours=5")
+    assert trend.json()["detail"] == "The query: hours: expected no fields, got 'hours'."
+    assert queries[0] == "The query: limit: expected a whole number, got 'abc'."
     assert "lmit: expected one of " in queries[1]
     assert "(did you mean limit?)" in queries[1]
 

@@ -141,7 +141,7 @@ async def test_bulk_change_archives_originals(tmp_path: Path) -> None:
 async def test_change_by_library_has_same_step_limit_as_request(tmp_path: Path) -> None:
     async with open_shop(settings=Settings(exports=tmp_path, editing=True)) as shop:
         for ask in (shop.operations.plan, shop.operations.start):
-            with pytest.raises(BadRequest, match="change: expected array of length <= 50"):
+            with pytest.raises(BadRequest, match="change: expected an array of length <= 50"):
                 await ask(redrive(change=_CHANGE * 17))
 
 

@@ -78,7 +78,7 @@ async def test_page_applies_patch_to_many_messages(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ("[", "a JSON patch: input data was truncated"),
-        ("{}", "array, got object"),
+        ("{}", "an array, got object"),
         ("[]", "at least one step"),
         ('[{"op": "move", "path": "/a"}]', "at [0].op, one of "),
         ('[{"op": "replace", "path": "/a"}]', "at [0], value with replace"),
