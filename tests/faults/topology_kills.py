@@ -140,7 +140,7 @@ async def kill_during_revert(stand: Stand) -> tuple[int | None, int | None]:
     holder = Holder(stand.url, "old.errors", 500)
     await asyncio.to_thread(holder.take)
     await asyncio.to_thread(holder.let_go)
-    known = ("--dlq", "old.errors", "--to", "queue:repaired", "--yes")
+    known = ("--dlq", "old.errors", "--to", "queue:repaired", "--yes", "--reason", "test")
     await stand.declare("repaired", {"x-queue-type": "quorum"})
     await stand.until_done("dlq", "redrive", "old.errors", *known)
     return refused, await stand.run(*revert)
