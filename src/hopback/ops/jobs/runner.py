@@ -186,6 +186,8 @@ class JobRunner:
     async def _write_audit(self, job: JobRecord) -> None:
         """Write an audit entry for a job that has ended or stopped."""
         good = job.state in {JobState.COMPLETED, JobState.CANCELLED} and not job.counts.failed
+        view = job.view
+        counts = structs.replace(job.counts, selected=view.matching, remaining=view.left)
         await self._journal.write_entry(
             AuditEntry(
                 at=Moment(self._clock.now()),
@@ -198,7 +200,7 @@ class JobRunner:
                 details={
                     "kind": job.kind,
                     "state": job.state,
-                    **{name: count for name, count in structs.asdict(job.counts).items() if count},
+                    **{name: count for name, count in structs.asdict(counts).items() if count},
                 },
             ),
             job.spec.broker,

@@ -594,3 +594,15 @@ async def test_message_that_cannot_be_rewritten_fails_alone(
         assert (done.state, done.counts.done, done.counts.failed) == (JobState.COMPLETED, 9, 1)
         assert shop.bodies(DLQ) == [b"3"]
         assert shop.bodies(MAIN) == [b"%d" % n for n in range(10) if n != 3]
+
+
+@in_virtual_time
+async def test_audit_of_a_filtered_job_has_the_same_numbers_as_the_job() -> None:
+    async with open_shop() as shop:
+        await shop.park(10)
+        asked = redrive(selection=Selection(filter="id:m3"), expected_count=1)
+        job = await shop.operations.wait((await shop.operations.start(asked)).id)
+        (ended,) = await shop.operations.audit(AuditQuery(action="job.end"))
+    counted = {name: ended.details.get(name, 0) for name in ("selected", "done", "remaining")}
+    assert counted == {"selected": job.matching, "done": job.counts.done, "remaining": job.left}
+    assert counted == {"selected": 1, "done": 1, "remaining": 0}
