@@ -83,7 +83,7 @@ def output(form: str, found: object, in_words: Callable[[], None]) -> None:
 
 def ago(moment: float | None, now: float) -> str:
     """Format the age of an event. The result is empty if the time is unknown."""
-    return "" if moment is None else f"{span_text(now - moment)} ago"
+    return "" if moment is None else f"{span_text(int(now - moment))} ago"
 
 
 def _number(value: int | None) -> str:

@@ -8,6 +8,7 @@ cancels the command.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 import signal
@@ -66,7 +67,7 @@ def bar_line(job: Job, rate: float | None, columns: int = _LOG_COLUMNS) -> str:
         f"{int(share * 100):3d}%",
         f"{finished:,}/{counts.selected:,}",
         f"{rate:,.0f}/s" if rate is not None and not waits_for else "",
-        f"{span_text(left)} left" if left is not None else "",
+        f"{span_text(math.ceil(left))} left" if left is not None else "",
         f"failed {counts.failed:,}" if counts.failed or not waits_for else "",
         f"returned {came_back_text(counts)}" if counts.came_back is not None else "",
         waits_for if job.state is JobState.RUNNING else job.state,

@@ -97,7 +97,7 @@ def renderer() -> Environment:
         "distinct": _distinct,
         "clock": clock_words,
         "size": size_text,
-        "span": span_text,
+        "span": lambda seconds: span_text(round(seconds, 1)),
     }
     return environment
 

@@ -62,7 +62,7 @@ def test_progress_bar_shows_rate_time_left_failures_and_returns() -> None:
         "52%",
         "52/100",
         "5/s",
-        "9.6 s left",
+        "10 s left",
         "failed 2",
         "returned 3",
     ):
