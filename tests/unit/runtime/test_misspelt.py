@@ -18,6 +18,7 @@ from hopback import (
     RequestClient,
     Rule,
     Service,
+    ServiceOptions,
     SyncPublisher,
     Verdict,
     compose,
@@ -124,6 +125,16 @@ async def test_verdicts_may_be_text(verdict: Any, retried: int) -> None:
 def test_handler_options_of_another_type_are_refused(options: Any) -> None:
     with pytest.raises(InvalidDeclaration, match=next(iter(options))):
         App("shop").handler("orders", retry=["1s"], **options)
+
+
+def test_accepted_rule_that_does_not_exist_is_refused_with_suggestion() -> None:
+    assert ServiceOptions(accept=["at-most-once"]).accept == ["at-most-once"]
+    with pytest.raises(InvalidDeclaration) as refused:
+        ServiceOptions(accept=["at-most-once", "at-most-onse"])
+    assert str(refused.value) == (
+        "ServiceOptions: accept: expected a rule that `hopback topology check` reports,"
+        " got 'at-most-onse' (did you mean at-most-once?)"
+    )
 
 
 def test_unhandled_that_is_not_an_outcome_is_refused() -> None:
