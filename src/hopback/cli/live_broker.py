@@ -344,7 +344,7 @@ def _print_migration(planned: Migration) -> None:
 @format_option("table", "json")
 @click.option("--detailed-exit-code", is_flag=True, help="Exit with status 10 on any finding.")
 def doctor(access: Access, form: str, detailed_exit_code: bool) -> int:
-    """Check the version, alarms, feature flags and topology of a live broker. Nothing is changed.
+    """Check the version, alarms, feature flags and topology of a live broker. It is not changed.
 
     Exits with status 1 if a finding requires action, otherwise 0.
     """

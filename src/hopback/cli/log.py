@@ -24,6 +24,6 @@ def open_log(level: str, form: str, **more: Any) -> EventLog:
         if as_text
         else JsonLog(clock, level=level, **more)
     )
-    # This does nothing if the application has already configured logging.
+    # This has no effect if the application has already configured logging.
     logging.basicConfig(level=SEVERITY[level], handlers=[LogBridge(log)])
     return log
