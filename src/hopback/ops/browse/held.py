@@ -30,7 +30,8 @@ async def held_by_others(
     for name, depth in depths.items():
         total, own = totals.get(name), sessions.count_held(name)
         unacked = (0 if total is None else total.unacked or 0) - own
-        has_consumer = (depth.consumers or 0) > len(sessions.active(name))
+        own_consumers = sum(session.consumers for session in sessions.active(name))
+        has_consumer = (depth.consumers or 0) > own_consumers
         if unacked > 0 or has_consumer:
             missing = (0 if total is None else total.messages or 0) - (depth.ready or 0) - own
             found[name] = max(min(unacked, missing), 0), has_consumer

@@ -88,6 +88,11 @@ class BrowseSession:
         return self._reader.taken if self.is_open else 0
 
     @property
+    def consumers(self) -> int:
+        """The number of consumers of this session that the broker counts."""
+        return self._reader.consumers if self.is_open else 0
+
+    @property
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """All dead letters of the session, in the order of the queue."""
         self._check()

@@ -67,8 +67,9 @@ class SessionReader:
         else:
             self._count = min(self._count, ready)
             room = min(_SKIPPING_BYTES if request.skip else ROOM_BYTES, request.max_bytes)
+            is_quorum = None if source.queue is None else source.queue.type is QueueType.QUORUM
             self._messages = QueueMessages(
-                channel, source.name, self._count, _PREFETCH, room_bytes=room
+                channel, source.name, self._count, _PREFETCH, room_bytes=room, is_quorum=is_quorum
             )
 
     @classmethod
@@ -84,6 +85,11 @@ class SessionReader:
     def taken(self) -> int:
         """The number of messages that others cannot receive, including those held to keep the order."""
         return 0 if self._cost.is_stream else self._messages.taken
+
+    @property
+    def consumers(self) -> int:
+        """The number of consumers that the broker counts. A quorum queue counts several."""
+        return 0 if isinstance(self._messages, StreamMessages) else self._messages.holders
 
     async def read(self, on_progress: OnProgress | None) -> None:
         """Take messages until a limit is reached or the queue is empty."""

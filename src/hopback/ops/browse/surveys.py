@@ -315,10 +315,10 @@ class Surveys:
         cost = snapshot.cost(one.queue)
         if cost.is_stream:
             return ""
-        if one.foreign_consumers:
-            return "other consumers would miss the messages that a survey holds"
         if held := self._held_by_session(one.queue, snapshot):
             return f"{held} holds its messages"
+        if one.foreign_consumers:
+            return "other consumers would miss the messages that a survey holds"
         return cost.text if cost.price is not Price.FREE else ""
 
     def _held_by_session(self, queue: str, snapshot: BrokerSnapshot) -> str:

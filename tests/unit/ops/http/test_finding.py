@@ -380,6 +380,20 @@ async def test_session_says_that_a_search_has_changed_the_order_of_a_quorum_queu
     assert (text in before.text, text in page.text, view["orderKept"]) == (False, True, False)
 
 
+async def test_search_does_not_take_a_session_for_another_consumer() -> None:
+    """A quorum queue counts every consumer of the session that still holds messages."""
+    async with admin(*(dead_letter(n) for n in range(7))) as service:
+        first = (await service.session(limit=7))["id"]
+        await service.client.delete(f"/admin/dlq/sessions/{first}")
+        session = (await service.session(limit=3))["id"]  # holds the others to keep the order
+        found = await _search(service, "error:LookupError")
+        surveyed = await service.operations.errors(survey=True)
+    (held,) = found["heldByOthers"]
+    assert (held["count"], session in held["holders"][0]) == (4, True)
+    (queue,) = surveyed.queues
+    assert session in queue.why_not
+
+
 async def test_search_reports_messages_held_by_another_consumer() -> None:
     async with admin(*(dead_letter(n) for n in range(7))) as service:
         connection = await service.broker.connect("another tool")
