@@ -81,6 +81,7 @@ from hopback.ops.jobs.spec_builder import (
 )
 from hopback.ops.messages.filters import parse_filter
 from hopback.ops.notes.values import JournalNotes
+from hopback.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
@@ -346,7 +347,12 @@ class Operations:
         active = next(iter(await self._active_records(queue)), None)
         snapshot = await self.broker.snapshot(count=queue)
         others = await self._find_other_consumers(snapshot, queue, has_job=active is not None)
-        return await make_plan(self._specs, asked, snapshot, others, active, on_progress)
+        plan = await make_plan(self._specs, asked, snapshot, others, active, on_progress)
+        held = 0 if request.selection.session else self._sessions.count_held(queue)
+        if not held:
+            return plan
+        warning = f"browse sessions hold {count_of(held)} of {queue}, which are not selected"
+        return structs.replace(plan, warnings=(*plan.warnings, warning))
 
     def _new_spec(self, request: JobRequest, submission: Submission) -> JobSpec:
         """Return a job specification that only contains what the caller has requested."""

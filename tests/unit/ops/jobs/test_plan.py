@@ -10,7 +10,14 @@ from hopback.errors import NoSuch, UnsafeOperation
 from hopback.fields import Timestamp
 from hopback.message import Message, Properties
 from hopback.ops.brokers.discovery import Override
-from hopback.ops.contract.requests import Pace, Selection, Submission, Target, TargetKind
+from hopback.ops.contract.requests import (
+    Pace,
+    Selection,
+    SessionRequest,
+    Submission,
+    Target,
+    TargetKind,
+)
 from hopback.ops.contract.values import JobState
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Binding, Queue
@@ -229,3 +236,15 @@ async def test_retry_of_failures_is_refused_until_delivery_limit_is_lifted() -> 
         await shop.operations.lift_limit(DLQ)
         again = await shop.operations.wait((await shop.operations.retry_failures(job.id)).id)
         assert again.counts.failed == 3
+
+
+@in_virtual_time
+async def test_plan_warns_of_messages_that_sessions_hold() -> None:
+    async with open_shop() as shop:
+        await shop.park(5)
+        session = await shop.operations.open_session(DLQ, SessionRequest(limit=2))
+        held = await shop.operations.plan(redrive())
+        chosen = await shop.operations.plan(redrive(selection=Selection(session=session.id)))
+    assert held.selection.count == 3
+    assert f"browse sessions hold 2 messages of {DLQ}, which are not selected" in held.warnings
+    assert not any("browse sessions" in one for one in chosen.warnings)
