@@ -121,6 +121,9 @@ def decide_head(
         # If only the mark of the last message is known, the others may be new messages that were
         # browsed.
         return None
+    lost = began.window[-(ends[0] - began.kept) :]
+    if Counter(lost) - Counter(one.mark for one in found[: ends[0]]):
+        return None  # a killed broker loses the last acks, so these are new messages
     # Either other messages with different marks have also been requeued, or there is a batch of new
     # messages that are equal.
     is_back = ends[0] == out or (ends[0] < out and ends[0] == limits.by_count)

@@ -74,6 +74,7 @@ def test_equal_messages_require_count_and_redelivered_flags_to_agree(
         ("Drst", 0, 0),  # a killed broker has forgotten its ack, or an equal message follows
         ("ABCDrst", 4, 4),  # a killed broker has forgotten the last acks
         ("ABCDrst", 0, None),  # it may also be a batch of equal messages
+        ("ADrst", 2, None),  # without B and C these are new messages that were browsed
     ],
 )
 def test_sent_last_message_is_left_if_no_other_is_back(

@@ -10,7 +10,7 @@ from hopback.ops.contract.values import JobState
 from tests.unit.ops.jobs.lives import play
 
 _ONCE_WRONG = {
-    "classic": (9, 66, 500443, 2006644),
+    "classic": (9, 66, 500443, 2006644, 2029913),
     "quorum": (4, 7, 14, 16, 22, 29, 48, 66, 83, 91, 106, 628, 730, 1126, 500015, 700313),
 }
 """Seeds of lives in which an earlier version moved unselected messages or counted wrong."""
