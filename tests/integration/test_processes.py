@@ -90,6 +90,38 @@ async def test_child_that_dies_before_it_reports_readiness_again_is_restarted(
     await asyncio.wait_for(running, 30)
 
 
+_FORKS = """
+import os, pathlib, signal, socket, time
+lives = pathlib.Path({lives!r})
+number = len(lives.read_text()) if lives.exists() else 0
+lives.write_text("." * (number + 1))
+parent = socket.socket(fileno={descriptor})
+parent.send(b'{{"ready": true}}\\n')
+if number == 0:
+    if os.fork():
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(40)
+    os._exit(0)
+time.sleep(60)
+"""
+
+
+async def test_child_that_dies_is_restarted_while_a_process_that_it_forked_is_alive(
+    tmp_path: Path,
+) -> None:
+    """A process of `multiprocessing` keeps the socket of the child open."""
+    lives = tmp_path / "lives"
+
+    def command(_number: int, descriptor: int) -> Sequence[str]:
+        return [sys.executable, "-c", _FORKS.format(descriptor=descriptor, lives=str(lives))]
+
+    supervisor = Supervisor(1, command, os.environ, backoff=Backoff(first=0.01, most=0.01))
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: lives.exists() and len(lives.read_text()) == 2, seconds=30)
+    supervisor.stop()
+    await asyncio.wait_for(running, 30)
+
+
 async def test_child_that_was_never_ready_ends_all_with_its_code(tmp_path: Path) -> None:
     """A restart would not help."""
     lives = tmp_path / "lives"

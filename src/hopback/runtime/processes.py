@@ -34,6 +34,8 @@ _MOST_BLAMED = 100
 """Maximum number of messages to remember. They are passed to workers in the environment (about 4
 KB).
 """
+_LAST_REPORT_S = 1.0
+"""Seconds to read the last reports of a worker after it has ended."""
 _HURRY = 5.0
 """Seconds a worker may take to stop after files have changed."""
 
@@ -102,23 +104,29 @@ class Child:
         return cls(process, reader, writer)
 
     async def wait_end(self, on_ready: Callable[[], object]) -> ProcessEnd:
-        ready, report, alone = False, None, None
+        facts: dict[str, Any] = {}
+        reading = asyncio.ensure_future(self._read(facts, on_ready))
         try:
-            async for line in self.reader:
-                try:
-                    fact = json.loads(line)
-                except ValueError:
-                    continue
-                if not isinstance(fact, dict):
-                    continue
-                if fact.get("ready") and not ready:
-                    ready = True
-                    on_ready()
-                report = fact.get("report", report)
-                alone = fact.get("alone", alone)
-            return ProcessEnd(await self.process.wait(), ready, report, alone)
+            code = await self.process.wait()
+            # A process that the worker has forked may keep the socket open.
+            await first_of(reading, within=_LAST_REPORT_S)
         finally:
+            reading.cancel()
             self.writer.close()
+        return ProcessEnd(code, "ready" in facts, facts.get("report"), facts.get("alone"))
+
+    async def _read(self, facts: dict[str, Any], on_ready: Callable[[], object]) -> None:
+        """Read the reports of the worker until the socket is closed."""
+        async for line in self.reader:
+            try:
+                fact = json.loads(line)
+            except ValueError:
+                continue
+            if not isinstance(fact, dict):
+                continue
+            if fact.get("ready") and "ready" not in facts:
+                on_ready()
+            facts.update(fact)
 
     def stop(self) -> None:
         """Stop the worker. Calling this again stops it immediately, and a third call kills it."""
