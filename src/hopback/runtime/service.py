@@ -164,6 +164,14 @@ class _Member:
             for queue in queues
             if queue in app.periodic
         )
+        self.sending: list[asyncio.Task[None]] = []
+        """The tasks of the periodic senders on the current connection."""
+
+    def stop_sending(self) -> None:
+        """Send no more periodic messages."""
+        self.periodic = ()
+        for task in self.sending:
+            task.cancel()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -357,7 +365,8 @@ class Service:
     async def remove(self, app: App, *, unbind: bool = True) -> None:
         """Stop consuming the queues of an application that was added.
 
-        The queues are unbound first, so that they do not receive any more messages. Running
+        The queues are unbound first, so that they do not receive any more messages. Periodic
+        messages are not sent any more by this process. Running
         handlers may finish within the grace time. The queues and their messages are not deleted.
         With any ownership other than `declare`, bindings are left unchanged.
 
@@ -368,6 +377,7 @@ class Service:
         member, stack = self._added[app]
         queues = [consumer.queue for consumer in member.consumers] if unbind else []
         await self.upkeep.remove(app.topology, queues)
+        member.stop_sending()
         ending = Shutdown(member.consumers, self._stopping, Bus(), self.options.grace)
         self._handled_by_removed += (await ending.run()).handled
         if self._added.pop(app, None) is not None:  # not running, so the service has ended
@@ -376,13 +386,17 @@ class Service:
             self.environment.bus.emit("consumer.removed", {"queue": consumer.queue})
 
     def _serve(self, member: _Member, connection: Connection, group: asyncio.TaskGroup) -> None:
+        member.sending = []
         several: tuple[Consumer | PeriodicSender, ...] = (*member.consumers, *member.periodic)
         for one in several:
             serving = one.serve(connection, self.upkeep.usable)
             try:
-                group.create_task(serving)
+                task = group.create_task(serving)
             except RuntimeError:  # the connection was just closed and the next one takes over
                 serving.close()
+                continue
+            if isinstance(one, PeriodicSender):
+                member.sending.append(task)
 
     async def send(self, message: Message, ended: asyncio.Event | None = None) -> None:
         """Publish a message on the publishing connection and wait for the confirm.

@@ -109,6 +109,31 @@ async def test_running_handler_finishes_while_its_app_is_removed() -> None:
 
 
 @in_virtual_time
+async def test_removed_app_sends_no_more_periodic_messages() -> None:
+    """They would fill its queue, which has no consumer any more."""
+    tenant, calls = App("north"), list[float]()
+
+    @tenant.every("10s", name="north")
+    async def poll() -> None:
+        calls.append(asyncio.get_running_loop().time())
+
+    async with AppTest(_shop([])) as test:
+        await test.service.add(tenant)
+        await test.advance(35)
+        assert len(calls) >= 3
+        await test.service.remove(tenant)
+        await test.advance(60)
+        test.broker.cut()
+        await test.advance(60)
+        assert _texts(test, "north") == []
+
+        calls.clear()
+        await test.service.add(tenant)
+        await test.advance(35)
+        assert len(calls) >= 3
+
+
+@in_virtual_time
 async def test_added_app_delays_messages_by_its_own_delay_queues() -> None:
     diary: list[Any] = []
     tenant = _tenant("north", diary)
