@@ -111,12 +111,7 @@ class Isolating:
             return await handler.call(payloads)
         opened = await self.injector.open(None)
         self.opened.append(opened)
-        try:
-            async with opened.run:
-                return await handler.call(**{handler.name: payloads}, **opened.values)
-        except BaseException as error:
-            opened.error = error
-            raise
+        return await opened.finish(handler.call(**{handler.name: payloads}, **opened.values))
 
     def _isolates(self, error: BaseException) -> bool:
         try:

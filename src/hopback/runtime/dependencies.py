@@ -20,7 +20,7 @@ from hopback.runtime.context import Context
 from hopback.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 
 Provider: TypeAlias = "Callable[..., Any]"
@@ -117,6 +117,25 @@ class Opened:
     delivery: AsyncExitStack = field(default_factory=AsyncExitStack)
     error: BaseException | None = None
     """The exception raised by the handler. Passed to the providers, so that they can roll back."""
+
+    async def finish(self, run: Awaitable[Any]) -> Any:
+        """Await a run and close the values with the scope `run`.
+
+        A provider that catches the exception of the handler does not make the run successful.
+        """
+        try:
+            async with self.run:
+                try:
+                    returned = await run
+                except BaseException as error:
+                    self.error = error
+                    raise
+        except BaseException as error:
+            self.error = error
+            raise
+        if self.error is not None:
+            raise self.error
+        return returned
 
     async def close_delivery_scope(self) -> None:
         """Close the values with the scope `delivery`. Errors are logged."""

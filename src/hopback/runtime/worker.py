@@ -188,12 +188,7 @@ class FunctionRunner:
         if self._injector.waits_for_settlement:
             self._opened[id(delivery)] = opened
         named = {**dict(zip(handler.names, arguments, strict=True)), **opened.values}
-        try:
-            async with opened.run:
-                return await self._call(delivery, partial(handler.call, **named), ())
-        except BaseException as error:
-            opened.error = error
-            raise
+        return await opened.finish(self._call(delivery, partial(handler.call, **named), ()))
 
     @property
     def waits_for_settlement(self) -> bool:

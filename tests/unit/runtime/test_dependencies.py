@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
@@ -55,6 +56,11 @@ def open_lock(context: Context) -> Iterator[str]:
 
 def who(lock: Annotated[str, Depends(open_lock)]) -> str:
     return f"who has the {lock}"
+
+
+async def catch_failure() -> AsyncIterator[int]:
+    with suppress(ValueError):
+        yield 1
 
 
 async def cannot_close() -> AsyncIterator[int]:
@@ -146,6 +152,28 @@ async def test_failed_commit_fails_run() -> None:
         await test.drain()
         test.assert_retried("orders", reason="not closed", times=1)
         test.assert_parked("orders", reason="not closed", times=1)
+
+
+@in_virtual_time
+async def test_provider_that_catches_the_failure_does_not_make_the_run_successful() -> None:
+    app = App("shop")
+
+    @app.handler("orders", retry=None)
+    async def handle(number: Annotated[int, Depends(catch_failure, scope="run")]) -> None:
+        raise ValueError("no stock")
+
+    @app.batch("users", retry=None, size=1)
+    async def insert(
+        rows: list[int], number: Annotated[int, Depends(catch_failure, scope="run")]
+    ) -> None:
+        raise ValueError("no table")
+
+    async with AppTest(app) as test:
+        await test.publish("orders", {})
+        await test.publish("users", 1)
+        assert await test.drain() == Tally(parked=2)
+        test.assert_parked("orders", reason="no stock")
+        test.assert_parked("users", reason="no table")
 
 
 @in_virtual_time
