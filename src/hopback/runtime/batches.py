@@ -62,6 +62,9 @@ _ENTERING = 10
 The same as the default concurrency of handlers.
 """
 
+_LOOK_S = 0.1
+"""Seconds between two looks at a queue that its circuit breaker has paused."""
+
 
 @dataclass(slots=True)
 class Isolating:
@@ -284,6 +287,10 @@ class Batches:
         """Why the last delivery is held."""
         return self._settling.trouble
 
+    @property
+    def may_start(self) -> bool:
+        return self._limit > 0 and (self._rate is None or self._rate.is_due())
+
     def submit(self, taken: HeldDelivery) -> None:
         """Add a delivery to the open batch, or settle it on its own if it cannot be decoded."""
         if self._prepare is not None or self._middleware:
@@ -348,11 +355,12 @@ class Batches:
             await asyncio.wait(tasks)
 
     async def _end_of_one(self) -> None:
-        """Wait for a batch to end or for the rate limit to allow another one."""
+        """Wait for a batch to end, or until another one may start."""
         if self._running:
             await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-        elif self._rate is not None:
-            await asyncio.sleep(self._rate.remaining)
+        else:
+            remaining = 0.0 if self._rate is None else self._rate.remaining
+            await asyncio.sleep(max(remaining, _LOOK_S))
 
     def runs(self) -> list[CurrentRun]:
         """Return the running batches and the messages that are being prepared."""

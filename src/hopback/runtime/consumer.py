@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.runtime")
 
+_LOOK_S = 0.1
+"""Seconds between two checks whether the circuit breaker and the rate limit allow a message to start."""
+
 
 class Intake:
     """The subscription of a session.
@@ -196,6 +199,8 @@ class Intake:
                     await self._close_window()
                     is_closed = True
                 drained = await quarantine.drain(self._work)
+                # Other queues are paused while the message is handled, so it must start at once.
+                await self._wait_until_due()
                 if not self._stopped:  # may have been stopped in the meantime
                     await quarantine.run(self._suspected.popleft(), self._work, drained=drained)
                 if is_closed and not self._suspected:
@@ -208,6 +213,11 @@ class Intake:
             self._give_up("an error beside its handler")
         finally:
             self.isolating = False
+
+    async def _wait_until_due(self) -> None:
+        """Wait until the circuit breaker and the rate limit allow a message to start."""
+        while not (self._stopped or self._work.may_start):  # noqa: ASYNC110 - no event for both
+            await asyncio.sleep(_LOOK_S)
 
 
 class Tell(Protocol):

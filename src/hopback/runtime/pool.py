@@ -47,6 +47,11 @@ class KeyedItems(Generic[T]):
         self._ready.append((key, item))
         return True
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a rate limit allows the next item."""
+        return True
+
     def take(self) -> tuple[str | int | None, T]:
         """Return the next item and its key. Raises IndexError if there is none."""
         return self._ready.popleft()
@@ -139,6 +144,11 @@ class Pool(Generic[T]):
     def waiting(self) -> int:
         """How many items have not been started."""
         return len(self._items)
+
+    @property
+    def may_start(self) -> bool:
+        """Whether the limit and the rate allow an item to start."""
+        return self._wished > 0 and self._items.is_due
 
     def hold_items_in(self, make: Callable[[Callable[[], object]], KeyedItems[T]]) -> None:
         """Use a different collection for items that are waiting."""

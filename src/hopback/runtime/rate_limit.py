@@ -90,6 +90,10 @@ class RatedItems(KeyedItems[T]):
     def has_ready(self) -> bool:
         return bool(self._ready) and self._rate.is_due()
 
+    @property
+    def is_due(self) -> bool:
+        return self._rate.is_due()
+
     def take(self) -> tuple[str | int | None, T]:
         self._rate.take()
         return super().take()

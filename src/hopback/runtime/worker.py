@@ -365,6 +365,10 @@ class Work(Protocol):
     def trouble(self) -> str:
         """Why the last delivery is held. Empty if there are none."""
 
+    @property
+    def may_start(self) -> bool:
+        """Whether the circuit breaker and the rate limit allow a message to start."""
+
     def submit(self, taken: HeldDelivery) -> None:
         """Add a delivery."""
 
@@ -471,6 +475,10 @@ class OneByOne:
     def trouble(self) -> str:
         """Why the last delivery is held."""
         return self._settling.trouble
+
+    @property
+    def may_start(self) -> bool:
+        return self._pool.may_start
 
     def submit(self, taken: HeldDelivery) -> None:
         if self._key is None:

@@ -18,6 +18,7 @@ from hopback.broker.embedded import run_virtual
 from hopback.broker.embedded.channel import EmbeddedChannel
 from hopback.headers import read_history
 from hopback.observe.events import Bus
+from hopback.policy.breaker import BreakerPolicy
 from hopback.runtime import Properties, assembly
 from hopback.runtime.processes import deaths_in
 from hopback.runtime.quarantine import Quarantine, SupervisorLink
@@ -447,6 +448,62 @@ async def test_batch_with_suspect_has_size_one() -> None:
         await test.drain()
     assert sizes
     assert all(len(rows) == 1 for rows in sizes)
+
+
+@in_virtual_time
+async def test_suspect_of_a_batch_paused_by_its_breaker_does_not_block_the_loop() -> None:
+    app, calls = App("shop"), list[list[int]]()
+    breaker = BreakerPolicy(failures=2, cool_down=60)
+
+    @app.batch("users", retry=["1h"], size=5, wait="1s", breaker=breaker)
+    async def insert(rows: list[int]) -> None:
+        calls.append(rows)
+        await asyncio.sleep(10)
+        raise OSError("no database")
+
+    async with AppTest(app) as test:
+        for number in range(5):
+            await test.publish("users", number)
+        for _ in range(RETURNS):
+            await test.advance(5)
+            test.broker.cut()
+        calls.clear()
+        await test.advance(300)
+    assert [len(rows) for rows in calls] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "options", [{"rate": "1/m"}, {"breaker": BreakerPolicy(failures=2, cool_down=60)}]
+)
+@in_virtual_time
+async def test_suspect_that_may_not_start_does_not_stop_other_queues(options: Any) -> None:
+    """The breaker is open, or the rate does not allow another message yet."""
+    app, waits = App("shop"), list[float]()
+    time = asyncio.get_running_loop().time
+
+    @app.handler("payments", retry=["1h"], **options)
+    async def pay() -> None:
+        await asyncio.sleep(0.1)
+        raise OSError("no answer")
+
+    @app.handler("mails", retry=["1s"])
+    async def mail(published: float) -> None:
+        waits.append(time() - published)
+
+    async with AppTest(app) as test:
+        for number in range(10):
+            await test.publish("payments", number)
+        for _ in range(RETURNS):
+            await test.advance(0.05)
+            test.broker.cut()
+            await test.advance(3)
+        waits.clear()
+        for _ in range(60):
+            await test.publish("mails", time())
+            await test.advance(5)
+        assert test.find_events("quarantine.begun")
+    assert len(waits) == 60
+    assert max(waits) < 1
 
 
 def test_invalid_deaths_in_environment_are_ignored() -> None:
