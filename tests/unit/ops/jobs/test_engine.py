@@ -606,3 +606,18 @@ async def test_audit_of_a_filtered_job_has_the_same_numbers_as_the_job() -> None
     counted = {name: ended.details.get(name, 0) for name in ("selected", "done", "remaining")}
     assert counted == {"selected": job.matching, "done": job.counts.done, "remaining": job.left}
     assert counted == {"selected": 1, "done": 1, "remaining": 0}
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@in_virtual_time
+async def test_first_run_stops_when_another_consumer_takes_messages(kind: str) -> None:
+    """Each message that it takes would move the end of the first five messages."""
+    async with open_shop("ratatoskr", {"queue": MAIN, "queue_type": kind}) as shop:
+        assert shop.queue(DLQ).type == kind
+        await shop.park(10)
+        channel = await (await shop.broker.connect("another tool")).open_channel()
+        await channel.qos(1)
+        await channel.consume(DLQ, lambda _: None)
+        job = await shop.operations.start(redrive(selection=Selection(limit=5)))
+        job = await shop.operations.wait(job.id)
+    assert (job.state, "1 other consumer" in job.state_reason) == (JobState.FAILED, True)
