@@ -23,6 +23,7 @@ from hopback.errors import (
     NoSuch,
     SessionOver,
     StoreUnavailable,
+    UnsafeOperation,
 )
 from hopback.ops.brokers.consumers import job_connection_name
 from hopback.ops.contract.values import AuditEntry, Counts, Job, JobState, Moment
@@ -137,8 +138,8 @@ class JobRunner:
             if (await self._journal.control(job.id)).paused:
                 continue
             # Another process may have been faster, another job may have changed the queue, or it
-            # may not exist.
-            with suppress(JobConflict, NoSuch):
+            # or its target may not exist.
+            with suppress(JobConflict, NoSuch, UnsafeOperation):
                 yield job, await self.resume(job)
 
     async def _launch(

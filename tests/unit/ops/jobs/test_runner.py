@@ -9,12 +9,20 @@ import pytest
 from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.browse.walk import walk
-from hopback.ops.contract.requests import AuditQuery, Pace, Selection, SessionRequest
+from hopback.ops.contract.requests import (
+    AuditQuery,
+    Pace,
+    Selection,
+    SessionRequest,
+    Target,
+    TargetKind,
+)
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.job_record import JobRecord, JobSpec
 from hopback.ops.jobs.journal import MemoryJournal
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
+from hopback.topology.model import Queue
 from tests.unit.ops.jobs.kills import Steps
 from tests.unit.ops.shop import ANN, DLQ, MAIN, open_shop, redrive
 
@@ -106,6 +114,25 @@ async def test_interrupted_job_older_than_100_other_jobs_is_taken_over() -> None
         async with _another(shop, journal) as there:
             taken = await there.take_over()
             assert [each.id for each in taken] == [job.id]
+
+
+@in_virtual_time
+async def test_job_with_a_missing_target_does_not_prevent_the_takeover_of_others() -> None:
+    journal, queues = MemoryJournal(), ("q.validator.dlq", "q.thumbnail.dlq")
+    async with open_shop("file-pipeline", journal=journal) as shop:
+        channel = await (await shop.broker.connect("test")).open_channel()
+        await channel.declare_queue(Queue("gone"))
+        jobs = []
+        for queue, target in zip(
+            queues, (Target(), Target(TargetKind.QUEUE, "", "gone")), strict=True
+        ):
+            await shop.park(20, queue=queue)
+            asked = redrive(queue=queue, target=target, pace=_SLOW)
+            jobs.append(await shop.operations.start(asked))
+        await shop.operations.close()
+        await channel.delete_queue("gone")
+        async with _another(shop, journal) as other:
+            assert [each.id for each in await other.take_over()] == [jobs[0].id]
 
 
 _COUNT, _LIMIT, _HELD = 30, 20, 5
