@@ -172,6 +172,41 @@ async def test_cut_connections_are_survived_without_stale_settlement(amqp_url: s
     assert await _messages(amqp_url, "orders") == 0
 
 
+async def test_broker_that_does_not_answer_does_not_delay_shutdown(amqp_url: str) -> None:
+    """No further handler starts meanwhile, because its ack would be lost."""
+    started: list[str] = []
+    app = App("shop")
+
+    @app.handler("orders", retry=["50ms"], concurrency=1, prefetch=10)
+    async def handle(number: int) -> None:
+        started.append(f"order {number}")
+        await asyncio.sleep(1)
+
+    @app.handler("mails", retry=["50ms"], concurrency=1, prefetch=10)
+    async def mail(number: int) -> None:
+        started.append(f"mail {number}")
+        await asyncio.sleep(1)
+
+    async with Proxy(amqp_url) as proxy:
+        running = _Running(app, proxy.url, grace=3)
+        task = asyncio.create_task(running.service.run())
+        await running.service.ready.wait()
+        for number in range(5):
+            await app.publish("orders", number)
+            await app.publish("mails", number)
+        await until(lambda: len(started) == 2)
+        await asyncio.sleep(0.2)
+        proxy.stall()
+        before, began = len(started), asyncio.get_running_loop().time()
+        running.service.stop()
+        report = await task
+        # the grace time, one channel and two connections
+        assert asyncio.get_running_loop().time() - began < 3 + 2 + 2 * 5 + 5
+        assert len(started) == before
+        assert {one.queue for one in report.left} == {"orders", "mails"}
+        proxy.resume()
+
+
 async def test_deleted_queue_is_declared_again_with_consumer(amqp_url: str) -> None:
     seen: list[int] = []
     app = App("shop")

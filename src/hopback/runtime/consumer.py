@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.runtime")
 
+_CLOSE_S = 2.0
+"""Seconds to wait for the broker to confirm that a channel is closed. A broker that does not answer must not
+delay the shutdown."""
+
 _LOOK_S = 0.1
 """Seconds between two checks whether the circuit breaker and the rate limit allow a message to start."""
 
@@ -350,6 +354,8 @@ class Consumer:
         self._resting = asyncio.Event()
         self._resting.set()
         self._closing = False
+        self._not_started = 0
+        """Number of deliveries that were dropped by the shutdown."""
         self._received = 0
         """Number of deliveries received in previous sessions."""
         self._seen = -1
@@ -584,15 +590,14 @@ class Consumer:
             self._wanted.set()
             self._tell("consumer.resumed", reason)
 
-    async def stop_intake(self) -> int:
-        """Stop receiving deliveries and starting handlers.
-
-        Returns the number of deliveries that were never started.
-        """
+    async def stop_intake(self) -> None:
+        """Stop receiving deliveries and starting handlers."""
         self._closing = True
         self._wanted.set()
-        suspected = await self._stop_taking()
-        return suspected + self._work.wind_down()
+        # If the broker does not answer, no further handler may start while this waits for it.
+        self._not_started += self._work.wind_down()
+        self._not_started += await self._stop_taking()
+        self._not_started += self._work.wind_down()
 
     async def _stop_taking(self) -> int:
         return 0 if self._intake is None else await self._intake.stop()
@@ -605,7 +610,7 @@ class Consumer:
         """Handle the open batch."""
         await self._work.flush()
 
-    async def close(self, not_started: int = 0) -> Leftover:
+    async def close(self) -> Leftover:
         """Interrupt running handlers and end the session. Returns the deliveries that are still
         unsettled.
         """
@@ -615,11 +620,12 @@ class Consumer:
         for session in (*self.retired, *filter(None, [self._session])):
             session.ended.set()
         interrupted = await self._work.stop()
-        not_started += self._work.withdraw()
+        self._not_started += self._work.withdraw()
         self._give_up(_Ending("closed", lost=False))
-        return Leftover(self.queue, not_started, interrupted, kept)
+        return Leftover(self.queue, self._not_started, interrupted, kept)
 
 
 async def _close(session: ConsumeSession) -> None:
-    with suppress(BrokerError):
-        await session.channel.close()
+    with suppress(BrokerError, TimeoutError):
+        async with asyncio.timeout(_CLOSE_S):
+            await session.channel.close()

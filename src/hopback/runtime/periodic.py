@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,9 @@ smaller differences."""
 
 _SETTLE_S = 5.0
 """Seconds that a sender waits after a jump. If the clock returns within this time, the jump has no effect."""
+
+_CLOSE_S = 2.0
+"""Seconds to wait for the broker to confirm that a channel is closed."""
 
 _AHEAD_MS = 60_000
 """Milliseconds that the progress may be ahead of the clock. Up to here it is the difference between two
@@ -231,7 +235,9 @@ class PeriodicSender:
                     try:
                         await self._attend(channel)
                     finally:
-                        await channel.close()
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(_CLOSE_S):
+                                await channel.close()
                 except BrokerError as error:
                     trouble = str(error)
             if trouble != said:

@@ -15,7 +15,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hopback.waiting import first_of
+from hopback.waiting import first_of, loop_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -63,20 +63,19 @@ class Shutdown:
     stopping: StopRequest
     bus: Bus
     grace: float
-    _not_started: dict[str, int] = field(default_factory=dict)
 
     async def run(self) -> Report:
         """Run steps 1 to 4."""
+        until = loop_time() + self.grace
         self._step(1, "stop intake")
         await self._unless_forced(self._stop_intake(), self.grace)
         self._step(2, "finish running handlers")
-        began = asyncio.get_running_loop().time()
-        await self._unless_forced(self._finish(), self.grace)
+        await self._unless_forced(self._finish(), max(0.0, until - loop_time()))
         self._step(3, "flush open batches")
-        spare = self.grace - (asyncio.get_running_loop().time() - began)
+        spare = until - loop_time()
         await self._unless_forced(self._flush(), max(spare, min(self.grace, _FLUSH_S)))
         self._step(4, "release the rest")
-        left = [await one.close(self._not_started.get(one.queue, 0)) for one in self.consumers]
+        left = [await one.close() for one in self.consumers]
         self._step(5, "close")
         return Report(
             sum(one.settled_count for one in self.consumers),
@@ -88,8 +87,7 @@ class Shutdown:
         self.bus.emit("shutdown.step", {"step": step, "title": title, "left": running})
 
     async def _stop_intake(self) -> None:
-        for consumer in self.consumers:
-            self._not_started[consumer.queue] = await consumer.stop_intake()
+        await asyncio.gather(*(consumer.stop_intake() for consumer in self.consumers))
 
     async def _finish(self) -> None:
         for consumer in self.consumers:
