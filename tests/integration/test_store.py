@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, event, text
 from sqlalchemy.exc import DBAPIError
 
-from hopback import App, Context
+from hopback import App, Context, compose
 from hopback.broker.supervise import Backoff
 from hopback.clock import ManualClock, SystemClock
 from hopback.errors import ConnectionFailed, InvalidMessage, Nacked, PublishInterrupted
@@ -42,6 +42,7 @@ from hopback.store.transaction import slot_of
 from hopback.testing import AppTest, in_virtual_time
 from tests.conformance.suite.chapters.arrangements import nested
 from tests.integration.database import database_url, engine
+from tests.integration.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -694,6 +695,31 @@ async def test_four_relays_publish_each_message_once(
     for k in range(12):
         mine = [name for name in sink.got if name.startswith(f"key{k}-")]
         assert mine == [f"key{k}-{n}" for n in range(10)]
+
+
+async def test_publishes_that_outlast_the_lease_are_not_repeated_by_another_relay(
+    engine: AsyncEngine,
+) -> None:
+    """During a memory alarm, publishes wait without a limit."""
+    clock, alarm_ended, published = SystemClock(), asyncio.Event(), list[int]()
+
+    async def publish(message: Message) -> None:
+        await alarm_ended.wait()
+        published.append(int(message.body))
+
+    async with transaction(engine, clock) as tx:
+        for number in range(20):
+            await tx.send(compose("events", number), key=f"k{number % 4}")
+    relays = [Relay(Outbox(engine, name, clock, lease=1.5), publish, idle=0.1) for name in "ab"]
+    relaying = [asyncio.create_task(relay.run()) for relay in relays]
+    await asyncio.sleep(4)
+    alarm_ended.set()
+    await until(lambda: len(published) >= 20)
+    await asyncio.sleep(0.5)
+    for task in relaying:
+        task.cancel()
+    await asyncio.gather(*relaying, return_exceptions=True)
+    assert sorted(published) == list(range(20))
 
 
 async def test_nudge_wakes_idle_relay(engine: AsyncEngine) -> None:

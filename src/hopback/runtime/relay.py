@@ -9,6 +9,7 @@ delays.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -183,7 +184,11 @@ class Relay:
                 page = await self._outbox.pending(claimed, self._most, after=after)
                 this = _Round()
                 try:
-                    await self._send(page, held_up, this)
+                    sending, _ = await first_of(
+                        self._send(page, held_up, this), self._keep_leases(claimed)
+                    )
+                    assert sending is not None  # noqa: S101 - the leases are kept until then
+                    sending.result()
                 finally:
                     # Record the results even if we are cancelled, so that confirmed messages are
                     # not published again.
@@ -201,6 +206,16 @@ class Relay:
         finally:
             # Release the slots, or the messages would have to wait until the lease expires.
             await finish(asyncio.ensure_future(self._outbox.release(claimed)))
+
+    async def _keep_leases(self, claimed: Sequence[int]) -> None:
+        """Renew the leases while publishes wait, for example during a memory alarm.
+
+        Otherwise another relay would publish the same messages.
+        """
+        while True:
+            await asyncio.sleep(self._outbox.lease / 3)
+            with suppress(Exception):  # if the database fails, recording the results fails as well
+                await finish(asyncio.ensure_future(self._outbox.renew(claimed)))
 
     def _remember_slots(self, claimed: set[int], moved: int, *, is_offline: bool) -> None:
         """Find out whether every message is waiting for a retry. A claim only covers some of the
