@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.runtime")
 
+_LIFESPAN_S = 2.0
+"""Seconds that the end of a lifespan may take after a second stop request."""
+
 
 @dataclass(frozen=True, slots=True, init=False)
 class ServiceOptions:
@@ -470,13 +473,15 @@ class Service:
 
     async def _run(self) -> Report:
         self._publisher.start()
+        report: Report | None = None
+        forced: asyncio.Task[None] | None = None
         try:
-            async with self._member.open():
+            async with asyncio.timeout(None) as limit, self._member.open():
                 line = asyncio.create_task(self._line.run(), name="hopback-consuming")
                 looking = asyncio.create_task(self._look(), name="hopback-slow-runs")
                 try:
                     await first_of(line, self._stopping.asked.wait())
-                    return await self._shut_down()
+                    report = await self._shut_down()
                 except asyncio.CancelledError:
                     self._stopping.force()
                     await self._shut_down()
@@ -489,13 +494,25 @@ class Service:
                         await stack.aclose()
                     await self._member.assembly.close()
                     await line  # raises the error that caused the end
+                forced = asyncio.create_task(self._limit_lifespan(limit))
+            return report
         except BaseException as error:
+            if isinstance(error, TimeoutError) and report is not None and limit.expired():
+                _LOG.warning("the lifespan of %s did not end and was cancelled", self.app.name)
+                return report
             self.ready.end(error)
             raise
         finally:
+            if forced is not None:
+                forced.cancel()
             self.ready.end(RuntimeError(f"{self.app.name} was stopped before it was ready"))
             await self.requests.close()
             await self._publisher.close()
+
+    async def _limit_lifespan(self, limit: asyncio.Timeout) -> None:
+        """After a second stop request, cancel the end of the lifespan if it takes too long."""
+        await self._stopping.forced.wait()
+        limit.reschedule(asyncio.get_running_loop().time() + _LIFESPAN_S)
 
     async def _shut_down(self) -> Report:
         shutdown = Shutdown(

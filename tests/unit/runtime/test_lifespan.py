@@ -51,6 +51,32 @@ async def test_lifespan_spans_all_deliveries() -> None:
 
 
 @in_virtual_time
+async def test_second_stop_request_cancels_a_lifespan_that_does_not_end() -> None:
+    @asynccontextmanager
+    async def lifespan(_app: App) -> AsyncIterator[None]:
+        yield
+        await asyncio.sleep(3600)
+
+    app = App("shop", lifespan=lifespan)
+
+    @app.handler("orders", retry=["1s"])
+    async def handle() -> None: ...
+
+    service = Service(app, EmbeddedBroker())
+    running = asyncio.create_task(service.run())
+    await service.ready.wait()
+    await app.publish("orders", {})
+    await asyncio.sleep(1)
+    service.stop()
+    await asyncio.sleep(60)
+    assert not running.done()
+    service.stop()
+    await asyncio.sleep(5)
+    assert running.done()
+    assert (await running).handled == 1
+
+
+@in_virtual_time
 async def test_lifespan_that_raises_ends_run() -> None:
     """No delivery is taken."""
     diary: list[str] = []
