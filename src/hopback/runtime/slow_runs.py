@@ -266,7 +266,7 @@ class SlowRuns:
             "delivery.taken_back", lost.taken, lost.seconds, stopped=stopped, stack=_stack(run)
         )
         if stopped:
-            lost.task.cancel()
+            self._work.end_early(lost.task, None)
 
     def _is_running(self, lost: _LostRun) -> bool:
         return any(
