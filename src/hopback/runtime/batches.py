@@ -253,7 +253,7 @@ class Batches:
         self._runs: set[asyncio.Task[Answer]] = set()
         self._running: dict[asyncio.Task[None], Sequence[HeldDelivery]] = {}
         self._slow: set[asyncio.Task[None]] = set()
-        self._answers: dict[asyncio.Task[Any], Answer | None] = {}
+        self._answers: dict[asyncio.Task[Any], Answer] = {}
         """Results of batches that are being interrupted."""
         self._limit = handler.options.batchers
         rate = handler.options.rate
@@ -379,11 +379,10 @@ class Batches:
         self._slow = {task for task in self._running if task in slow}
         self._pool.disregard(slow)
 
-    def end_early(self, task: asyncio.Task[None], answer: Answer | None) -> None:
+    def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
         """Interrupt a batch. Running calls of `prepare` continue."""
         if task in self._running:
             self._answers[task] = answer
-        if task in self._running or answer is None:
             task.cancel()
 
     def wind_down(self) -> int:

@@ -266,7 +266,7 @@ class SlowRuns:
             "delivery.taken_back", lost.taken, lost.seconds, stopped=stopped, stack=_stack(run)
         )
         if stopped:
-            self._work.end_early(lost.task, None)
+            lost.task.cancel()
 
     def _is_running(self, lost: _LostRun) -> bool:
         return any(

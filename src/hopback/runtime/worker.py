@@ -36,7 +36,6 @@ from hopback.runtime.pool import Pool
 from hopback.runtime.publish_arguments import WrongCall
 from hopback.runtime.rate_limit import RatedItems
 from hopback.runtime.slow_runs import CurrentRun, in_thread
-from hopback.waiting import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
@@ -331,11 +330,6 @@ NOT_PUBLISHED: Final = Answer(
 )
 
 
-_OWN_CANCELLATION: Final = Answer(Retry("the handler cancelled its own task"))
-_CLOSING_S = 1.0
-"""Seconds in which a consumer closes if its process is being cancelled."""
-
-
 class _Overdue(Exception):
     """Raised when the handler was stopped at its deadline."""
 
@@ -408,11 +402,8 @@ class Work(Protocol):
     def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
         """Exclude these tasks from `wait_idle` and `drain`."""
 
-    def end_early(self, task: asyncio.Task[None], answer: Answer | None) -> None:
-        """Interrupt a run and settle its deliveries with the given result.
-
-        Without a result they are not settled, because the broker has requeued them.
-        """
+    def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
+        """Interrupt a run and settle its deliveries with the given result."""
 
     def wind_down(self) -> int:
         """Drop deliveries that don't have to be started before shutdown. Returns how many were
@@ -457,7 +448,7 @@ class OneByOne:
         )
         if options.rate is not None:
             self._pool.hold_items_in(partial(RatedItems, options.rate))
-        self._answers: dict[asyncio.Task[Any], Answer | None] = {}
+        self._answers: dict[asyncio.Task[Any], Answer] = {}
         """Results of runs that are being interrupted."""
         self.settled_count: int = 0
 
@@ -539,7 +530,7 @@ class OneByOne:
         """Exclude these tasks from waiting."""
         self._pool.disregard(slow)
 
-    def end_early(self, task: asyncio.Task[None], answer: Answer | None) -> None:
+    def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
         self._answers[task] = answer
         task.cancel()
 
@@ -578,7 +569,7 @@ class OneByOne:
                     return
                 answer = taken.answer or await self._run(taken.delivery)
             except asyncio.CancelledError:
-                answer = await self._answer_to_end(taken)
+                answer = self._answer_to_end()
             except FAILURES as error:
                 # A bug in Hopback, a codec or a tracer. The failure plan applies.
                 answer = answer_for(error)
@@ -596,20 +587,11 @@ class OneByOne:
         if self._observe is not None:
             self._observe(answer)
 
-    async def _answer_to_end(self, taken: HeldDelivery) -> Answer:
-        """Return the result of a run that was interrupted, or that cancelled its own task.
-
-        If the delivery is lost or the consumer closes, raise CancelledError.
-        """
+    def _answer_to_end(self) -> Answer:
+        """Return the result of an interrupted run. For other runs, raise CancelledError."""
         task = asyncio.current_task()
-        answer = None if task is None else self._answers.pop(task, _OWN_CANCELLATION)
+        answer = None if task is None else self._answers.pop(task, None)
         if task is None or answer is None:
             raise asyncio.CancelledError
-        if answer is _OWN_CANCELLATION:
-            # If the whole process is being cancelled, the consumer closes within this time.
-            await first_of(taken.session.ended.wait(), within=_CLOSING_S)
-            if taken.session.ended.is_set():
-                raise asyncio.CancelledError
-        while task.uncancel():
-            pass
+        task.uncancel()
         return answer

@@ -407,23 +407,3 @@ async def test_held_snoozes_leave_half_of_slots_free() -> None:
         assert len(released) >= 2
         assert not test.find_events("delivery.retried")
         test.service.stop()
-
-
-@in_virtual_time
-async def test_handler_that_cancels_its_own_task_is_a_failed_attempt() -> None:
-    """Its delivery would occupy a slot of the prefetch until the consumer timeout."""
-    app = App("shop")
-
-    @app.handler("orders", retry=["1s"], concurrency=2, prefetch=2)
-    async def handle(number: int) -> None:
-        task = asyncio.current_task()
-        if number < 3 and task is not None:
-            task.cancel()
-        await asyncio.sleep(1)
-
-    async with AppTest(app) as test:
-        for number in range(6):
-            await test.publish("orders", number)
-        tally = await test.drain()
-        assert (tally.done, tally.parked) == (3, 3)
-        test.assert_parked("orders", reason="cancelled its own task", times=3)
