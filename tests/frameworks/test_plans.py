@@ -357,7 +357,7 @@ def test_pika_plans_reject_auto_ack_unplanned_queue_and_second_ack(broker: Broke
             errors.append(str(error))
 
     _consume_blocking(broker, twice, _DONE)
-    assert "settled already" in errors[0]
+    assert "already settled" in errors[0]
 
 
 def test_blocking_connection_survives_while_the_retry_queue_is_missing(

@@ -405,7 +405,7 @@ async def test_survey_result_fires_new_failure_and_age_alerts() -> None:
     texts = [one["text"] for said in hook.documents for one in said["firing"]]
     assert texts == [
         "new failure: Typeerror",
-        "the oldest dead letter failed 1h ago, more than 1h",
+        "the oldest dead letter failed 60 min ago, more than 60 min",
     ]
 
 

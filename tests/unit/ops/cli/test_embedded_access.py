@@ -65,5 +65,5 @@ def test_embedded_is_refused_where_no_embedded_broker_runs(
     store = ["--store", f"sqlite:///{tmp_path}/jobs.db"]
     assert run(["dlq", "ls", "--broker", "embedded", *store]) == 7
     captured = capsys.readouterr()
-    assert f"runs in {tmp_path}" in captured.err
+    assert f"is not running in {tmp_path}" in captured.err
     assert not captured.out
