@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -291,6 +292,53 @@ def test_children_stop_when_parent_is_killed(
         service.end(signal.SIGKILL)
         service.until(lambda: not any(map(_exists, children)))
     assert len(service.said("shutdown.step", step=5)) == 2
+
+
+_SLOW = """
+import asyncio
+from hopback import App
+
+app = App("slow")
+
+@app.handler("orders", retry=["1s"])
+async def handle(order: dict) -> None:
+    print("handling", flush=True)
+    await asyncio.sleep(3 if order["do"] == "work" else 600)
+"""
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    ("do", "times", "code", "report"),
+    [
+        ("work", 1, 0, "Stopped. 1 delivery settled."),
+        ("wait", 2, 130, "orders: 1 interrupted; the broker delivers them again."),
+    ],
+    ids=["first signal", "second signal"],
+)
+def test_signal_to_all_processes_counts_once(
+    installed: Installed,
+    folder: Path,
+    amqp_url: str,
+    do: str,
+    times: int,
+    code: int,
+    report: str,
+) -> None:
+    """systemd sends SIGTERM to every process of a service, and the parent sends it again."""
+    (folder / "slow.py").write_text(_SLOW)
+    with running(
+        installed, folder, "slow:app", "--broker", amqp_url, "--processes", "2"
+    ) as service:
+        service.until(lambda: len(service.said("consumer.started")) == 2)
+        _publish(amqp_url, do)
+        service.until(lambda: "handling" in service.out)
+        for _ in range(times):
+            for process in (*_children(service.process.pid), service.process.pid):
+                os.kill(process, signal.SIGTERM)
+            time.sleep(0.5)
+        assert service.process.wait(15) == code
+    assert report in service.out
 
 
 @pytest.mark.broker

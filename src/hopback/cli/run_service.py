@@ -96,7 +96,8 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
             connection_tasks=await _watchers(lambda: service, settings, metrics, bus, stack),
         )
         stopper = Stopper(service.stop)
-        listen_to_signals(stopper)
+        # The parent process may repeat a signal that this process has already received.
+        listen_to_signals(stopper if connection is None else stopper.ask_once)
         await _attend(service, settings, metrics, stack)
         if connection is not None:
             await stack.enter_async_context(_background_task(_follow(connection, service, stopper)))
@@ -216,9 +217,9 @@ async def _log_ready(service: Service) -> None:
 
 async def _follow(parent: ParentConnection, service: Service, stopper: Stopper) -> None:
     """Report to the parent process when the service is ready. Stop the service when the parent
-    process has ended.
+    process requests it or has ended.
     """
-    async with _background_task(parent.wait_closed()) as parent_end:
+    async with _background_task(parent.wait_closed(stopper.force)) as parent_end:
         ready, _ = await first_of(service.ready.wait(), parent_end)
         if ready is not None and not ready.exception():
             parent.send(ready=True)

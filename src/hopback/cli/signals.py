@@ -33,8 +33,18 @@ class Stopper:
             _LOG.info("shutting down, a second signal exits at once")
         self._stop()
 
+    def ask_once(self) -> None:
+        """Start an orderly shutdown. Calling this again has no effect."""
+        if not self.asked:
+            self()
 
-def listen_to_signals(stopper: Stopper) -> None:
+    def force(self) -> None:
+        """Stop immediately."""
+        while not self.forced:
+            self()
+
+
+def listen_to_signals(stopper: Callable[[], object]) -> None:
     """Call the stopper at SIGINT and SIGTERM."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

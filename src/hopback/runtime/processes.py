@@ -3,7 +3,9 @@
 Workers are stopped together, and a worker that dies is restarted. Each worker is connected to its
 parent by a socket. It uses the socket to report when it is ready and which deliveries it left
 unsettled. If the parent dies, the socket is closed and the worker stops. Workers run in their own
-process groups, so Ctrl-C only reaches the parent.
+process groups, so Ctrl-C only reaches the parent. systemd sends SIGTERM to the parent and to the
+workers. A worker may therefore receive SIGTERM twice for one request, and the parent uses the socket
+to request an immediate stop.
 
 `Changes` watches Python files so that workers can be reloaded during development.
 """
@@ -49,11 +51,13 @@ class ParentConnection:
         # Don't let processes started by the application inherit the socket.
         self._socket.set_inheritable(False)
 
-    async def wait_closed(self) -> None:
-        """Wait until the parent process has ended."""
+    async def wait_closed(self, on_force: Callable[[], object]) -> None:
+        """Wait until the parent process has ended. `on_force` is called when the parent requests an
+        immediate stop.
+        """
         with suppress(OSError):
             while await asyncio.get_running_loop().sock_recv(self._socket, 1024):
-                pass
+                on_force()
 
     def send(self, **fact: object) -> None:
         """Send a report to the parent. If the parent has ended, the report is dropped."""
@@ -117,20 +121,23 @@ class Child:
 
     async def _read(self, facts: dict[str, Any], on_ready: Callable[[], object]) -> None:
         """Read the reports of the worker until the socket is closed."""
-        async for line in self.reader:
-            try:
-                fact = json.loads(line)
-            except ValueError:
-                continue
-            if not isinstance(fact, dict):
-                continue
-            if fact.get("ready") and "ready" not in facts:
-                on_ready()
-            facts.update(fact)
+        with suppress(ConnectionError):  # the worker ended before it read a request
+            async for line in self.reader:
+                try:
+                    fact = json.loads(line)
+                except ValueError:
+                    continue
+                if not isinstance(fact, dict):
+                    continue
+                if fact.get("ready") and "ready" not in facts:
+                    on_ready()
+                facts.update(fact)
 
     def stop(self) -> None:
         """Stop the worker. Calling this again stops it immediately, and a third call kills it."""
         self.asked += 1
+        if self.asked == 2:
+            self.writer.write(b"\n")
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM if self.asked < 3 else signal.SIGKILL)
 
