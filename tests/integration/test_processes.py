@@ -133,3 +133,27 @@ async def test_child_that_was_never_ready_ends_all_with_its_code(tmp_path: Path)
     supervisor = Supervisor(1, command, os.environ)
     await asyncio.wait_for(supervisor.run(), 30)
     assert (supervisor.code, len(lives.read_text())) == (7, 1)
+
+
+_REPORTS = """
+import json, pathlib, socket, time
+parent = socket.socket(fileno={descriptor})
+left = [{{"queue": f"orders of tenant {{number}}", "kept": 1}} for number in range(2000)]
+parent.sendall(json.dumps({{"ready": True, "report": {{"left": left}}}}).encode() + b"\\n")
+pathlib.Path({sign!r}).touch()
+time.sleep(60)
+"""
+
+
+async def test_report_about_thousands_of_queues_is_read(tmp_path: Path) -> None:
+    sign = tmp_path / "reported"
+
+    def command(_number: int, descriptor: int) -> Sequence[str]:
+        return [sys.executable, "-c", _REPORTS.format(descriptor=descriptor, sign=str(sign))]
+
+    supervisor = Supervisor(1, command, os.environ)
+    running = asyncio.create_task(supervisor.run())
+    await until(sign.exists)
+    supervisor.stop()
+    await asyncio.wait_for(running, 30)
+    assert [len(report["left"]) for report in supervisor.reports] == [2000]

@@ -36,6 +36,10 @@ _MOST_BLAMED = 100
 """Maximum number of messages to remember. They are passed to workers in the environment (about 4
 KB).
 """
+_LONGEST_REPORT = 2**20
+"""Maximum bytes of a report of a worker. A longer report is lost. The last report has about 100 bytes
+per queue.
+"""
 _LAST_REPORT_S = 1.0
 """Seconds to read the last reports of a worker after it has ended."""
 _HURRY = 5.0
@@ -104,7 +108,7 @@ class Child:
             raise
         finally:
             theirs.close()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_REPORT)
         return cls(process, reader, writer)
 
     async def wait_end(self, on_ready: Callable[[], object]) -> ProcessEnd:
