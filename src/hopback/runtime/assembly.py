@@ -82,6 +82,9 @@ class Assembly:
             await stack.enter_async_context(lifespan(**values))
             for injector in self._injectors:
                 await injector.start(made, stack)
+            # Other work is paused while a suspected message is handled.
+            for work in self._works:
+                self.isolation.join(work)
             yield
 
     async def close(self) -> None:
@@ -149,11 +152,9 @@ class Assembly:
             limit = arguments.get("x-delivery-limit")
             quarantine = Quarantine(plan, self.isolation, self.environment, limit)
 
-        # Other work is paused while a suspected message is handled.
         def make(observe: Callable[[Answer], object]) -> Work:
             made = work(observe)
             self._works.append(made)
-            self.isolation.join(made)
             return made
 
         def watch(work: Work) -> SlowRuns:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -238,6 +240,34 @@ async def test_app_that_cannot_be_added_or_removed_is_refused() -> None:
         with pytest.raises(KeyError):
             await test.service.remove(_shop(diary))
         assert test.service.consumer("raffle_queue").queue == "raffle_queue"
+
+
+async def _refuse(test: AppTest) -> weakref.ref[App]:
+    """Add an application whose lifespan fails."""
+
+    @asynccontextmanager
+    async def lifespan(_app: App) -> AsyncIterator[None]:
+        int("a missing port")
+        yield
+
+    app = App("south", lifespan=lifespan)
+
+    @app.handler("south", retry=["1s"])
+    async def handle(text: str) -> None:
+        await app.publish("orders", text)
+
+    with pytest.raises(ValueError, match="missing port"):
+        await test.service.add(app)
+    return weakref.ref(app)
+
+
+@in_virtual_time
+async def test_app_whose_lifespan_fails_is_released() -> None:
+    """A caller may try to add it again and again."""
+    async with AppTest(_shop([])) as test:
+        refused = await _refuse(test)
+        gc.collect()
+        assert refused() is None
 
 
 @in_virtual_time
