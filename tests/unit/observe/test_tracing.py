@@ -74,6 +74,7 @@ class _Traces:
         await service.ready.wait()
         await publish(broker, message)
         await over.wait()
+        await asyncio.sleep(1)  # in virtual time, so that the messages it published also run
         service.stop()
         await running
 
@@ -222,6 +223,7 @@ def test_batch_is_one_span_with_links() -> None:
         for row, headers in ((1, _CARRIED), (2, {}), (3, {"traceparent": "no trace"})):
             await service.app.publish("users", row, headers=headers)
         await over.wait()
+        await asyncio.sleep(1)  # in virtual time, so that the messages it published also run
         service.stop()
         await running
 
