@@ -66,9 +66,9 @@ test-brokers: $(READY) ## run the conformance suite also on RabbitMQ 4.0 and 4.3
 	$(PYTEST) -n $(WORKERS) --dist loadgroup tests/conformance --all-brokers
 	$(PYTEST) -m all_brokers tests/integration tests/faults tests/frameworks --all-brokers
 
-test-pages: $(READY) ## test every action with every selection in a browser, on RabbitMQ (ten minutes)
+test-pages: $(READY) ## test every action with every selection in a browser, on RabbitMQ (five minutes)
 	@$(BIN)/python -m tests.harness.packages rabbitmq browser
-	HOPBACK_ALL_CELLS=1 $(PYTEST) tests/acceptance/ops/test_selection_matrix.py
+	HOPBACK_ALL_CELLS=1 $(PYTEST) -n 2 tests/acceptance/ops/test_selection_matrix.py
 
 test-peers: $(READY) ## run other projects' tests on `hopback broker` and RabbitMQ (half an hour, root, network)
 	@$(BIN)/python -m tests.harness.packages rabbitmq peers

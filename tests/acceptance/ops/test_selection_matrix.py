@@ -136,7 +136,7 @@ class _Service:
 
 @pytest.fixture(scope="module")
 def service(rabbitmq: SharedNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Service]:
-    vhost = "selection-matrix"
+    vhost = f"selection-matrix-{os.getpid()}"  # two processes may share the broker
     rabbitmq.management.create_vhost(vhost)
     with _Service(rabbitmq, vhost, tmp_path_factory.mktemp("exports")) as running:
         yield running
