@@ -64,6 +64,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hopback.ops.jobs.cursor import (
     IGNORED,
+    MAYBE_SENT,
     STAYS,
     TAKEN_BY_OTHERS,
     UNKNOWN_END,
@@ -90,7 +91,8 @@ class ClassicCursor(CountingCursor):
     is_in_place = True
 
     def __init__(self, checkpoint: Checkpoint, remembered: int, *, head: int | None) -> None:
-        reason = UNKNOWN_END if head is None else ""
+        unknown = UNKNOWN_END if checkpoint.last_stays else MAYBE_SENT
+        reason = unknown if head is None else ""
         reason = TAKEN_BY_OTHERS if checkpoint.is_shared else reason
         state = CursorState.STOPPED if reason else CursorState.TAKING
         super().__init__(state, checkpoint, remembered, reason)

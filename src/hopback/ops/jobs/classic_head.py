@@ -114,20 +114,10 @@ def decide_head(
         do_agree = out == limits.by_count and out < len(found)
         by_flags = began.has_twins and began.rest_is_untouched and do_agree and out in ends
         return out if by_flags else None
-    if not ends or ends == [began.kept + 1]:
-        # it was sent, so this is either the same message or a new one that is equal
-        return began.kept
-    if len(ends) > 1 or began.has_twins or len(began.window) == 1:
-        # If only the mark of the last message is known, the others may be new messages that were
-        # browsed.
-        return None
-    lost = began.window[-(ends[0] - began.kept) :]
-    if Counter(lost) - Counter(one.mark for one in found[: ends[0]]):
-        return None  # a killed broker loses the last acks, so these are new messages
-    # Either other messages with different marks have also been requeued, or there is a batch of new
-    # messages that are equal.
-    is_back = ends[0] == out or (ends[0] < out and ends[0] == limits.by_count)
-    return ends[0] if is_back else None
+    # The job has sent all messages. A single one in this place is the last one or a new equal one, so
+    # it stays. More of them are either messages whose acks a killed broker has lost, or a batch of new
+    # messages that equals them. Neither counts nor redelivered flags distinguish these two cases.
+    return began.kept if not ends or ends == [began.kept + 1] else None
 
 
 def _possible_ends(began: Checkpoint, head: Sequence[HeadMessage]) -> Iterator[int]:

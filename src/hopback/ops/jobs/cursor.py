@@ -61,6 +61,10 @@ UNKNOWN_END = (
     "the job was interrupted, and it is unknown where the selection ends: messages of {queue!r} are equal, or"
     " messages behind the selection were browsed before; start a new job"
 )
+MAYBE_SENT = (
+    "the job was interrupted at its end, and {queue!r} has messages that are equal to those it sent: either"
+    " they are new, or a killed broker has lost their acks; browse them before you start a new job"
+)
 TAKEN_BY_OTHERS = (
     "the job was interrupted, and other consumers have taken messages from {queue!r} since it started, so it"
     " is unknown where the selection ends; start a new job"

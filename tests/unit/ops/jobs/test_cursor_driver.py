@@ -23,6 +23,11 @@ def test_regression_seed_moves_only_selected_messages(kind: str, seed: int) -> N
     play(seed, kind)
 
 
+def test_new_messages_that_equal_the_sent_ones_stay() -> None:
+    """Exactly one more round of a queue that repeats 40 messages arrives after the last was sent."""
+    assert play(2210967, "classic", longest=400) is JobState.FAILED
+
+
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_random_lives_move_selected_messages_only(kind: str) -> None:
     ends = Counter(play(seed, kind) for seed in range(3000, 3040))
