@@ -163,10 +163,6 @@ class QueueMessages:
         """Hold a message that may be settled later."""
         self._prefetch.kept += 1
 
-    async def pause(self) -> None:
-        """Stop deliveries until `next` is called again."""
-        await self._consumers.end()
-
     async def finish(self) -> None:
         """Stop deliveries and wait until the broker has processed all acks."""
         await self._consumers.end()

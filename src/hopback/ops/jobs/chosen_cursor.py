@@ -67,7 +67,7 @@ _SAVED = 16
 """Characters of a digest in a checkpoint, which are enough to distinguish 10,000 messages."""
 _IGNORED = (
     CursorEvent.EMPTY, CursorEvent.ACKED, CursorEvent.SENDING, CursorEvent.DRAINED,
-    CursorEvent.APPLIED, CursorEvent.SHARED, CursorEvent.SAVING,
+    CursorEvent.APPLIED, CursorEvent.SHARED,
 )  # fmt: skip
 
 

@@ -14,8 +14,9 @@ Finding the selection
 Marks alone do not show where the head ends. The number of messages does not show it either, because
 new messages may have arrived. To solve this, the job keeps the last delivered message, the
 *anchor*, until the next checkpoint is saved. The head ends with the anchor. If several messages
-could be the anchor, the redelivered flags and the number of messages are used, provided that they
-agree. Otherwise, the length of the head is unknown and the job stops.
+could be the anchor, the length of the head is unknown and the job stops. Neither the redelivered
+flags nor the number of messages distinguish them, because other sessions may have browsed the queue
+and new messages may have arrived.
 
 The last message of the selection is sent alone, after the acks of all others were processed. Before
 it is acked, a checkpoint is saved that records this (SENT). If there is such a message after a
@@ -26,8 +27,6 @@ The head can be long, so it is read before the job takes messages (`classic_head
 States
 ------
 TAKING   Messages are delivered, sent and acked.
-PAUSED   Messages are sent and acked, but the queue does not deliver any. This is necessary if equal
-         messages are held. The redelivered flag then distinguishes them from the rest.
 LAST     The last message of the selection is being sent.
 SENT     All messages were sent, including the last one.
 STOPPED  The length of the head is unknown.
@@ -38,13 +37,11 @@ DELIVERED  Count the message.
 EMPTY      The messages that are still missing have left the queue.
 KEPT       The message stays in the queue and belongs to the head.
 ACKED      The message was moved. Its mark is one of the last acks in the window.
-PAUSE, CONTINUE      Start and end of PAUSED.
 LAST_ALONE, DRAINED  Start and end of LAST.
 LAST_SENT  The last message was sent. It is acked after the next checkpoint.
-APPLIED    The broker has processed all acks. If there are equal messages, the window now only
-           contains those that are held.
+APPLIED    The broker has processed all acks. They stay in the window, because a broker that is
+           killed can forget them.
 SHARED     Another consumer is taking messages, so this job can never be resumed.
-SAVING     Record whether messages in the window have equal marks.
 
 Invariants
 ----------
@@ -53,8 +50,6 @@ Invariants
 3. The selection contains at most `head + rest` messages, regardless of what the queue delivers.
 4. If another consumer was seen (`is_shared`), the job is never resumed, because the count could be
    wrong.
-5. The last acks stay in the window after the queue has processed them, because a broker that is
-   killed can forget them.
 """
 
 from __future__ import annotations
@@ -73,7 +68,6 @@ from hopback.ops.jobs.cursor import (
     CursorState,
     Events,
     Table,
-    enters,
 )
 from hopback.ops.jobs.job_record import Checkpoint
 
@@ -98,14 +92,6 @@ class ClassicCursor(CountingCursor):
         super().__init__(state, checkpoint, remembered, reason)
         self._budget = (head or 0) + checkpoint.rest
         self._has_seen = False
-        self._has_seen_fresh = False
-        self._has_twins = checkpoint.has_twins
-        """Whether the job has ever held messages with equal marks."""
-
-    @property
-    def must_pause(self) -> bool:
-        """Whether the redelivered flags are needed to distinguish equal messages."""
-        return self._has_twins
 
     def checkpoint(self) -> Checkpoint:
         if not self._has_seen or self.state is CursorState.STOPPED:
@@ -116,8 +102,6 @@ class ClassicCursor(CountingCursor):
             window=self._window,
             rest=max(self._budget - self._taken, 0),
             is_shared=self._is_shared,
-            has_twins=self._has_twins,
-            rest_is_untouched=self._has_seen_fresh and self.state is CursorState.PAUSED,
             last=last,
             last_digest=digest,
             last_stays=self._anchor_stays,
@@ -125,34 +109,17 @@ class ClassicCursor(CountingCursor):
 
     def _take(self, delivery: Delivery) -> None:
         self._has_seen = True
-        self._has_seen_fresh = self._has_seen_fresh or not delivery.redelivered
         super()._take(delivery)
-
-    def _find_twins(self, _value: object) -> None:
-        if not self._has_twins:
-            window = self._window
-            self._has_twins = len(set(window)) < len(window)
-
-    def _pause(self, _value: object) -> None:
-        if self.state is not CursorState.LAST:
-            self.state = CursorState.PAUSED
-
-    def _forget_acks(self, _value: object) -> None:
-        if self._has_twins:
-            self._acked.clear()
 
     _SELECTING: ClassVar[Events] = {
         **CountingCursor.EVENTS,
         CursorEvent.DELIVERED: (_take, STAYS),
         CursorEvent.SENDING: IGNORED,
-        CursorEvent.SAVING: (_find_twins, STAYS),
-        CursorEvent.APPLIED: (_forget_acks, STAYS),
-        CursorEvent.PAUSE: (_pause, frozenset({CursorState.PAUSED})),
+        CursorEvent.APPLIED: IGNORED,
     }
     TABLE: ClassVar[Table] = {
         CursorState.TAKING: _SELECTING,
-        CursorState.PAUSED: {**_SELECTING, CursorEvent.CONTINUE: enters(CursorState.TAKING)},
         CursorState.LAST: _SELECTING,
-        CursorState.SENT: {**_SELECTING, CursorEvent.DRAINED: IGNORED, CursorEvent.PAUSE: IGNORED},
+        CursorState.SENT: {**_SELECTING, CursorEvent.DRAINED: IGNORED},
         CursorState.STOPPED: {},
     }

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hopback.headers.names import REDRIVE_JOB
@@ -34,25 +33,22 @@ async def find_head(
 ) -> int | None:
     """Return the number of messages before the rest of the selection that the job takes again.
 
-    Returns None if it is unknown. Reading the queue changes the redelivered flags, so they cannot
-    be used again later. The checkpoint records this in advance.
+    Returns None if it is unknown.
     """
     job, began = leased.job, leased.job.checkpoint
     ready, _ = await broker.count_ready(job.queue)
-    limits = head_limits(job, ready)
+    longest = longest_head(job, ready)
     found: list[HeadMessage] = []
-    if limits.most > began.kept:
-        if began.has_twins:
-            await leased.write(replace(job, checkpoint=replace(began, rest_is_untouched=False)))
+    if longest > began.kept:
         cost = snapshot.cost(job.queue)
-        async with walk(broker.new_connection, job.queue, limits.most + 1, cost) as messages:
+        async with walk(broker.new_connection, job.queue, longest, cost) as messages:
             async for delivery in messages:
                 if delivery.properties.headers.get(REDRIVE_JOB) == job.id:
                     break  # messages sent by this job are always behind those it still has to send
                 mark = mark_of(delivery)
                 is_anchor = mark == began.last and content_digest(delivery) == began.last_digest
-                found.append(HeadMessage(mark, delivery.redelivered, is_anchor))
-    head = decide_head(began, limits, found)
+                found.append(HeadMessage(mark, is_anchor))
+    head = decide_head(began, longest, found)
     if head is not None:
         leased.sent_again += max(head - began.kept - len(began.window), 0)
     return head
@@ -60,63 +56,37 @@ async def find_head(
 
 @dataclass(frozen=True, slots=True)
 class HeadMessage:
-    """A message at the head of the queue, with its mark and whether it was delivered before.
-
-    `is_anchor` is True if the mark and the digest are those of the anchor.
+    """A message at the head of the queue. `is_anchor` is True if the mark and the digest are those of
+    the anchor.
     """
 
     mark: str
-    was_out: bool
-    is_anchor: bool = True
+    is_anchor: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HeadLimits:
-    """The maximum length of the head, and its length if no messages have arrived since the start.
-
-    `by_count` is None if the messages behind the selection were not counted.
-    """
-
-    most: int
-    by_count: int | None
-
-
-def head_limits(job: JobRecord, ready: int) -> HeadLimits:
-    """Return the limits for the length of the head if there are `ready` messages."""
+def longest_head(job: JobRecord, ready: int) -> int:
+    """Return the maximum length of the head if the queue has `ready` messages."""
     began, spec = job.checkpoint, job.spec
-    most = min(spec.span - began.rest, began.kept + len(began.window) + _LOST_ACKS)
-    if spec.behind is None:
-        return HeadLimits(most, None)
-    by_count = ready - began.rest - spec.behind
-    return HeadLimits(min(most, by_count), by_count)
+    longest = min(spec.span - began.rest, began.kept + len(began.window) + _LOST_ACKS)
+    return longest if spec.behind is None else min(longest, ready - began.rest - spec.behind)
 
 
-def decide_head(
-    began: Checkpoint, limits: HeadLimits, found: Sequence[HeadMessage] = ()
-) -> int | None:
+def decide_head(began: Checkpoint, longest: int, found: Sequence[HeadMessage] = ()) -> int | None:
     """Return the length of the head, or None if it is unknown.
 
-    `found` contains the first messages of the queue. If the queue has enough messages, it contains
-    one more than the maximum length of the head. It may be empty if no messages can have been
-    requeued.
+    `found` contains the first messages of the queue, at most `longest` of them. It may be empty if no
+    messages can have been requeued.
     """
-    if limits.most <= began.kept:
+    if longest <= began.kept:
         # There are fewer messages than expected, so others have taken or are holding some.
         is_short = bool(began.last_stays) and began.last in began.window
         return None if is_short else began.kept
-    out = sum(1 for _ in takewhile(lambda one: one.was_out, found))
-    ends = list(_possible_ends(began, found[: limits.most]))
+    ends = list(_possible_ends(began, found))
     if began.last_stays:
-        if len(ends) == 1:
-            return ends[0]
-        # Others may have browsed more messages, and messages may have arrived, so a single count is
-        # not enough.
-        do_agree = out == limits.by_count and out < len(found)
-        by_flags = began.has_twins and began.rest_is_untouched and do_agree and out in ends
-        return out if by_flags else None
+        return ends[0] if len(ends) == 1 else None
     # The job has sent all messages. A single one in this place is the last one or a new equal one, so
     # it stays. More of them are either messages whose acks a killed broker has lost, or a batch of new
-    # messages that equals them. Neither counts nor redelivered flags distinguish these two cases.
+    # messages that equals them.
     return began.kept if not ends or ends == [began.kept + 1] else None
 
 

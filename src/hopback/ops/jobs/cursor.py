@@ -87,7 +87,6 @@ class CursorState(Enum):
 
     FINDING = "finding"
     TAKING = "taking"
-    PAUSED = "paused"
     LAST = "last"
     SENT = "sent"
     SEEKING = "seeking"
@@ -104,8 +103,6 @@ class CursorEvent(Enum):
     KEPT = "kept"  # the tag of a message that stays in the queue
     ACKED = "acked"  # the tag of a message that was acked after its publish was confirmed
     SENDING = "sending"  # the next checkpoint is saved before messages are sent
-    PAUSE = "pause"  # the consumer was cancelled, so the queue does not deliver messages
-    CONTINUE = "continue"  # the queue can deliver messages again
     LAST_ALONE = "last alone"  # all other messages were acked, and the last one is about to be sent
     # the last message was sent, and a checkpoint is saved before it is acked
     LAST_SENT = "last sent"
@@ -113,7 +110,6 @@ class CursorEvent(Enum):
     APPLIED = "applied"  # the queue has applied all acks
     SHARED = "shared"  # another consumer takes messages from the queue
     SEEK = "seek"  # all messages searched so far were delivered, so search after them
-    SAVING = "saving"  # all deliveries were reported, and the next checkpoint is saved
 
 
 Events: TypeAlias = "Mapping[CursorEvent, tuple[Callable[..., None], frozenset[CursorState]]]"
@@ -170,11 +166,6 @@ class SelectionCursor:
     @property
     def sends_last_alone(self) -> bool:
         """Whether the last message of the selection is sent after the acks of all others."""
-        return False
-
-    @property
-    def must_pause(self) -> bool:
-        """Whether the queue must not deliver messages while the job sends."""
         return False
 
     @property

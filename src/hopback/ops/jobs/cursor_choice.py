@@ -42,9 +42,7 @@ seven times as many messages as are in flight. If the job is killed, all of them
 _CLASSIC = 20
 """The same for long classic queues. RabbitMQ moves this many messages per second (benchmarks/ADMIN.md)."""
 _AHEAD_OF = 20
-"""A job holds at most one of 20 selected messages. Equal messages can be distinguished if some are
-not held yet.
-"""
+"""A job holds at most one of 20 selected messages. The fewer it holds, the fewer of them are equal."""
 
 _DOUBT = (
     "when the job resumed, {queue!r} had more messages than expected: new ones, or finished ones that a"

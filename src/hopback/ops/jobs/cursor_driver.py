@@ -56,13 +56,6 @@ class CursorDriver:
         """The number of messages that were delivered but not acked."""
         return max(self.messages.given - self.acked, 0)
 
-    @property
-    def has_delivered(self) -> bool:
-        """Whether a message was delivered but not taken yet."""
-        if not self._waiting and (delivery := self.at_hand()) is not None:
-            self._waiting.append(delivery)
-        return bool(self._waiting)
-
     async def begin(self, checkpoint: Checkpoint, rate: float | None) -> None:
         """Take messages until the cursor has found the selection or has stopped.
 
@@ -142,8 +135,6 @@ class CursorDriver:
             while (delivery := self.messages.at_hand()) is not None:
                 self._receive(delivery)
                 self._waiting.append(delivery)
-        if self.cursor.accepts(CursorEvent.SAVING):
-            self.cursor.handle(CursorEvent.SAVING)
 
     async def await_acks(self) -> None:
         """Wait until the queue has applied all acks, if the broker can show this.

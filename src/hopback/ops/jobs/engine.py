@@ -152,7 +152,7 @@ class Engine:
         await self._find_selection()
         while not (self._driver.is_exhausted and not self._sender.failed):
             await self._may_continue()
-            batch = await self._take_batch()
+            batch = await self._reader.take(self._sender)
             if batch:
                 await self._save_checkpoint()
                 await self._send(batch)
@@ -180,15 +180,6 @@ class Engine:
             progress.restart(cursor.left)
             await progress.save()
 
-    async def _take_batch(self) -> list[SelectedMessage]:
-        cursor, driver = self._driver.cursor, self._driver
-        is_paused = cursor.state is CursorState.PAUSED
-        if is_paused and not driver.is_exhausted and not driver.has_delivered:
-            await self._await_all_acks()
-            cursor.handle(CursorEvent.CONTINUE)
-            await self._progress.save()
-        return await self._reader.take(self._sender)
-
     async def _save_checkpoint(self) -> None:
         """Save a checkpoint with the marks of all held messages. None of them is sent before this."""
         cursor = self._driver.cursor
@@ -201,9 +192,6 @@ class Engine:
         cursor.handle(CursorEvent.SENDING)
         await self._check_not_shared()
         self._driver.receive_delivered()
-        if cursor.must_pause:
-            await self._driver.messages.pause()
-            cursor.handle(CursorEvent.PAUSE)
         await self._progress.save()
 
     async def _ack_last(self) -> None:

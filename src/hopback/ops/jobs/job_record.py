@@ -116,9 +116,7 @@ class Checkpoint:
     unsure: int = 0
     """For quorum queues: how many selected messages may be left in addition to `rest`."""
     has_twins: bool = False
-    """Whether messages with equal marks or digests were seen."""
-    rest_is_untouched: bool = False
-    """For classic queues: whether no message of the rest has been delivered yet."""
+    """For chosen messages: whether a message that equals a finished one was seen."""
 
     @property
     def is_sent(self) -> bool:

@@ -268,7 +268,6 @@ class QuorumCursor(CountingCursor):
         **CountingCursor.EVENTS,
         CursorEvent.SENDING: (_send, STAYS),
         CursorEvent.APPLIED: (_forget_acks, STAYS),
-        CursorEvent.SAVING: IGNORED,
     }
     TABLE: ClassVar[Table] = {
         CursorState.FINDING: {
@@ -276,7 +275,6 @@ class QuorumCursor(CountingCursor):
             CursorEvent.EMPTY: (_find_end, _FOUND),
             CursorEvent.TOO_MANY: (_give_up_finding, _FOUND),
             CursorEvent.SHARED: CountingCursor.EVENTS[CursorEvent.SHARED],
-            CursorEvent.SAVING: IGNORED,
         },
         CursorState.TAKING: _SELECTING,
         CursorState.LAST: _SELECTING,

@@ -206,7 +206,12 @@ def _check(shop: Shop, there: _Messages, other: _Other, job: Job, told: Sequence
         assert job.counts.done <= there.selected.total() <= job.counts.done + taken.total(), "count"
     else:
         assert job.state in (JobState.FAILED, JobState.INTERRUPTED)
-        reasons = ("where the selection ends", "interrupted at its end", "other consumer", "may be left")
+        reasons = (
+            "where the selection ends",
+            "interrupted at its end",
+            "other consumer",
+            "may be left",
+        )
         assert any(reason in job.state_reason for reason in reasons), job.state_reason
     assert other.task or shop.held() == 0
 

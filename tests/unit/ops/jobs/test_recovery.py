@@ -165,7 +165,7 @@ def test_equal_messages_in_classic_queue_killed_at_each_step_are_moved_once(
     ends = Counter[JobState]()
     for step in range(1, 150, 9):
         run_virtual(_twins_redriven(step, apart, limit, late, ends))
-    assert ends[JobState.COMPLETED] > ends[JobState.FAILED] or late
+    assert ends[JobState.COMPLETED]
 
 
 async def _twins_redriven(
