@@ -102,6 +102,7 @@ class ClassicCursor(CountingCursor):
             window=self._window,
             rest=max(self._budget - self._taken, 0),
             is_shared=self._is_shared,
+            was_sent=self.was_sent,
             last=last,
             last_digest=digest,
             last_stays=self._anchor_stays,

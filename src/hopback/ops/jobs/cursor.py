@@ -144,6 +144,8 @@ class SelectionCursor:
     """Whether the consumer count of the queue must prove that all acks were applied."""
     is_in_place: bool = False
     """Whether the queue will requeue all messages of this job at their original position."""
+    was_sent: bool = False
+    """Whether an earlier run has sent all messages. The queue may still have the last one."""
 
     def __init__(self, state: CursorState, reason: str = "") -> None:
         self.state = state
@@ -249,6 +251,7 @@ class CountingCursor(SelectionCursor):
         self._anchor: Delivery | None = None
         self._anchor_is_done = False
         self._is_shared = checkpoint.is_shared
+        self.was_sent = checkpoint.was_sent or checkpoint.is_sent
 
     @property
     def count(self) -> int:

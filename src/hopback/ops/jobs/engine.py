@@ -92,7 +92,6 @@ class Engine:
         self._sender = Sender(action, driver, leased.job.spec.pace, leased.watched)
         self._returns = ReturnWatch(leased, broker, snapshot, driver, self._progress)
         self._pacer = Pacer(leased.control)
-        self._was_sent = leased.job.run > 1 and leased.job.checkpoint.is_sent
         self._has_others = False
         """Whether the queue contains messages at the end that this job has not seen."""
 
@@ -335,7 +334,7 @@ class Engine:
             return JobState.FAILED, cursor.doubt
         progress.set_counts(gone=cursor.gone)
         reasons, counts = [], progress.counts
-        if self._was_sent and counts.arrived_meanwhile:
+        if cursor.was_sent and counts.arrived_meanwhile:
             reasons.append(
                 f"the last message was sent, but {queue!r} may still have it: its ack may be lost"
             )

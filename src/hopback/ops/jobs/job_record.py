@@ -101,6 +101,8 @@ class Checkpoint:
     """The digest of the anchor."""
     last_stays: bool = False
     """Whether the anchor is in the queue, because the job does not ack it before the next checkpoint."""
+    was_sent: bool = False
+    """Whether an earlier run has sent all messages. The queue may still have the last one."""
     is_shared: bool = False
     """Whether another consumer has taken messages from the queue while the job was running."""
     last_is_behind: bool = False

@@ -196,6 +196,7 @@ class QuorumCursor(CountingCursor):
             in_place=self.is_in_place,
             acks_applied=self._acks_applied,
             is_shared=self._is_shared,
+            was_sent=self.was_sent,
             unsure=self._unsure,
             last=last,
             last_digest=digest,

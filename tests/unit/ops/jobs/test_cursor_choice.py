@@ -298,6 +298,7 @@ async def test_redrive_of_chosen_messages_completes_after_broker_loses_acks() ->
         assert life.shop.bodies(DLQ) == _others(parked, parked[:_LIMIT]) + new
         assert set(life.shop.bodies(MAIN)) == {message.body for message in parked[:_LIMIT]}
         assert (job.state, job.counts.done) == (JobState.COMPLETED, _LIMIT)
+        assert "last message" not in job.state_reason
 
 
 @in_virtual_time

@@ -28,6 +28,10 @@ def test_new_messages_that_equal_the_sent_ones_stay() -> None:
     assert play(2210967, "classic", longest=400) is JobState.FAILED
 
 
+def test_second_kill_after_last_message_was_sent_does_not_hide_that_it_may_be_left() -> None:
+    assert play(21000238, "quorum", longest=400) is JobState.COMPLETED
+
+
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_random_lives_move_selected_messages_only(kind: str) -> None:
     ends = Counter(play(seed, kind) for seed in range(3000, 3040))
