@@ -16,7 +16,7 @@ from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.observe.events import Bus
 from hopback.runtime import Environment
-from hopback.runtime.depths import PolicyWatch
+from hopback.runtime.queue_readings import PolicyWatch, QueueReadings
 from tests.harness.versions import SUITES, installations
 from tests.integration.waiting import until
 
@@ -153,8 +153,9 @@ async def test_policy_that_changes_waits_is_reported_while_running(
     body = {"pattern": ".*", "definition": definition, "apply-to": "queues"}
     rabbitmq.management.call("PUT", f"/policies/{vhost}/all", body)
     async with Management(address) as management:
-        watch = PolicyWatch(management, vhost, lambda: app.topology, bus, counts.append, every=0.5)
-        watching = asyncio.create_task(watch.attend(connection))
+        watch = PolicyWatch(lambda: app.topology, bus, counts.append)
+        reader = QueueReadings(management, vhost, [watch.receive], every=0.5)
+        watching = asyncio.create_task(reader.attend(connection))
         await until(lambda: bool(counts) and counts[-1] == 3, seconds=60)
         watching.cancel()
     await connection.close()

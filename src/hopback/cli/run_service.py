@@ -22,31 +22,41 @@ from hopback.cli.signals import Stopper, listen_to_signals
 from hopback.endpoint import Endpoint
 from hopback.observe.events import Bus
 from hopback.private_files import control_socket
-from hopback.runtime.depths import (
-    ConsumerTimeoutReader,
-    Depths,
-    HeldBackReader,
-    PolicyWatch,
-    Watched,
-    queues_to_watch,
-)
+from hopback.runtime.depths import Depths, Watched, queues_to_watch
 from hopback.runtime.health import ControlEndpoint, Health
 from hopback.runtime.processes import ParentConnection, deaths_in
 from hopback.runtime.quarantine import SupervisorLink
+from hopback.runtime.queue_readings import (
+    PolicyWatch,
+    QueueReadings,
+    consumer_timeouts,
+    held_back,
+)
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
 from hopback.runtime.watchdog import ThreadEndpoint, Watchdog
 from hopback.waiting import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
+    from hopback.broker.management.readings import QueueReading
     from hopback.broker.port import Connection
     from hopback.broker.rabbitmq import RabbitMQ
     from hopback.cli.run_settings import RunSettings
     from hopback.observe.logs import EventLog
     from hopback.observe.metrics import Metrics
     from hopback.runtime.app import App
+    from hopback.runtime.queue_readings import Receiver
     from hopback.runtime.shutdown import Report
 
 _LOG = logging.getLogger("hopback.run")
@@ -142,17 +152,11 @@ async def _watchers(
 ) -> list[Callable[[Connection], Awaitable[None]]]:
     """Return the tasks that watch queues and policies. They include queues that are added later."""
 
-    def consumed() -> list[str]:
-        return [consumer.queue for consumer in service().consumers]
-
     def watched() -> Iterable[Watched]:
-        return queues_to_watch(service().topology, consumed())
+        return queues_to_watch(service().topology, [one.queue for one in service().consumers])
 
     def held(queue: str) -> int:
         return sum(one.in_flight for one in service().consumers if one.queue == queue)
-
-    def know_timeout(queue: str, timeout: float) -> None:
-        service().consumer(queue).slow_runs.know_timeout(timeout)
 
     found: list[Callable[[Connection], Awaitable[None]]] = []
     if metrics is not None:
@@ -163,13 +167,37 @@ async def _watchers(
         except ValueError as error:
             raise click.BadParameter(f"{error}.", param_hint="--management") from error
         management = await stack.enter_async_context(Management(address))
-        vhost = virtual_host(settings.broker)
-        if metrics is not None:
-            found.append(HeldBackReader(management, vhost, watched, metrics.set_held_back).attend)
-        found.append(ConsumerTimeoutReader(management, vhost, consumed, know_timeout).attend)
-        tell = (lambda _: None) if metrics is None else metrics.set_changed_waits
-        found.append(PolicyWatch(management, vhost, lambda: service().topology, bus, tell).attend)
+        receivers = _receivers(service, metrics, bus, watched)
+        found.append(QueueReadings(management, virtual_host(settings.broker), receivers).attend)
     return found
+
+
+def _receivers(
+    service: Callable[[], Service],
+    metrics: Metrics | None,
+    bus: Bus,
+    watched: Callable[[], Iterable[Watched]],
+) -> Iterator[Receiver]:
+    """Yield the receivers of the queues that the management API returns."""
+
+    def know_timeouts(readings: Sequence[QueueReading] | None) -> None:
+        timeouts = dict(consumer_timeouts(readings))
+        for consumer in service().consumers:
+            if consumer.queue in timeouts:
+                consumer.slow_runs.know_timeout(timeouts[consumer.queue])
+
+    def show_held_back(readings: Sequence[QueueReading] | None) -> None:
+        if metrics is not None:
+            for queue, messages in held_back(readings, watched()).items():
+                metrics.set_held_back(queue, messages)
+
+    def show_changed_waits(queues: int | None) -> None:
+        if metrics is not None:
+            metrics.set_changed_waits(queues)
+
+    yield know_timeouts
+    yield show_held_back
+    yield PolicyWatch(lambda: service().topology, bus, show_changed_waits).receive
 
 
 async def _attend(

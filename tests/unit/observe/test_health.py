@@ -13,20 +13,16 @@ from hopback.broker.embedded import Fault
 from hopback.designs import DESIGNS
 from hopback.endpoint import Request, is_loopback
 from hopback.private_files import control_socket
-from hopback.runtime.depths import (
-    ConsumerTimeoutReader,
-    Depths,
-    HeldBackReader,
-    Watched,
-    queues_to_watch,
-)
+from hopback.runtime.depths import Depths, Watched, queues_to_watch
 from hopback.runtime.health import ControlEndpoint, Health
+from hopback.runtime.queue_readings import QueueReadings, consumer_timeouts, held_back
 from hopback.testing import AppTest, in_virtual_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from hopback.broker.management.readings import QueueReading
     from hopback.endpoint import Response
 
 
@@ -264,62 +260,52 @@ def _into(told: dict[str, list[int | None]]) -> Callable[[str, str, int | None],
     return lambda queue, role, count: told.setdefault(f"{queue} {role}", []).append(count)
 
 
-async def test_consumer_timeouts_are_read_from_arguments_and_policies() -> None:
-    """The shorter one counts."""
+async def _readings(*answers: list[dict[str, Any]] | int) -> list[Sequence[QueueReading] | None]:
+    """Return the readings for these answers of the management API."""
     import httpx
 
     from hopback.broker.management import Management, ManagementAddress
 
-    by_argument = {"name": "a", "vhost": "/", "arguments": {"x-consumer-timeout": 90_000}}
-    policy = {"policy": "p", "effective_policy_definition": {"consumer-timeout": 60_000}}
-    found = [by_argument, by_argument | policy | {"name": "b"}, {"name": "c", "vhost": "/"}]
-    found.append(by_argument | {"name": "of another"})
-    told: list[tuple[str, float]] = []
+    left = list(answers)
+    received: list[Sequence[QueueReading] | None] = []
 
-    async def once(_seconds: float) -> None:
-        raise asyncio.CancelledError
+    async def until_none_is_left(_seconds: float) -> None:
+        if not left:
+            raise asyncio.CancelledError
 
-    transport = httpx.MockTransport(lambda _request: httpx.Response(200, json=found))
+    def answer(_request: httpx.Request) -> httpx.Response:
+        content = left.pop(0)
+        return (
+            httpx.Response(content)
+            if isinstance(content, int)
+            else httpx.Response(200, json=content)
+        )
+
+    transport = httpx.MockTransport(answer)
     address = ManagementAddress.derive("amqp://localhost/", None)
     async with Management(address, transport=transport) as management:
-        reader = ConsumerTimeoutReader(
-            management,
-            "/",
-            lambda: ("a", "b", "c"),
-            lambda queue, seconds: told.append((queue, seconds)),
-            sleep=once,
-        )
+        reader = QueueReadings(management, "/", [received.append], sleep=until_none_is_left)
         with pytest.raises(asyncio.CancelledError):
             await reader.attend(None)  # type: ignore[arg-type]
-    assert told == [("a", 90.0), ("b", 60.0)]
+    return received
+
+
+async def test_consumer_timeouts_are_read_from_arguments_and_policies() -> None:
+    """The shorter one counts."""
+    by_argument = {"name": "a", "vhost": "/", "arguments": {"x-consumer-timeout": 90_000}}
+    policy = {"policy": "p", "effective_policy_definition": {"consumer-timeout": 60_000}}
+    found: list[dict[str, Any]] = [
+        by_argument,
+        by_argument | policy | {"name": "b"},
+        {"name": "c", "vhost": "/"},
+    ]
+    (readings,) = await _readings(found)
+    assert dict(consumer_timeouts(readings)) == {"a": 90.0, "b": 60.0}
 
 
 async def test_held_back_messages_are_read_from_management_api() -> None:
-    import httpx
-
-    from hopback.broker.management import Management, ManagementAddress
-
-    answers = [
-        httpx.Response(200, json=[{"name": "orders", "vhost": "/", "messages_dlx": 3}]),
-        httpx.Response(500, json={}),
-    ]
-    told: list[tuple[str, int | None]] = []
-
-    async def twice(_seconds: float) -> None:
-        if not answers:
-            raise asyncio.CancelledError
-
-    transport = httpx.MockTransport(lambda _request: answers.pop(0))
-    address = ManagementAddress.derive("amqp://localhost/", None)
     queues = [Watched("orders", "main"), Watched("orders.dlq", "dead-letter")]
-    async with Management(address, transport=transport) as management:
-        held = HeldBackReader(
-            management,
-            "/",
-            lambda: queues,
-            lambda queue, count: told.append((queue, count)),
-            sleep=twice,
-        )
-        with pytest.raises(asyncio.CancelledError):
-            await held.attend(None)  # type: ignore[arg-type]
-    assert told == [("orders", 3), ("orders", None)]
+    first, second = await _readings([{"name": "orders", "vhost": "/", "messages_dlx": 3}], 500)
+    assert held_back(first, queues) == {"orders": 3}
+    assert second is None
+    assert held_back(second, queues) == {"orders": None}
