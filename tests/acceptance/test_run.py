@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.acceptance.conftest import Installed
+    from tests.conftest import SharedNode
 
 
 _SHOP = """
@@ -128,6 +129,21 @@ def test_messages_are_handled_retried_parked_and_logged(
     assert (parked["outcome"], parked["attempt"], parked["maxAttempts"]) == ("park", 2, 2)
     assert "secret" not in json.dumps(service.log)
     assert "Stopped. 3 deliveries settled." in service.out
+
+
+@pytest.mark.broker
+def test_metrics_and_warning_show_what_only_the_management_api_knows(
+    installed: Installed, folder: Path, rabbitmq: SharedNode, vhost: str
+) -> None:
+    body = {"pattern": "^orders", "definition": {"message-ttl": 500}, "apply-to": "queues"}
+    rabbitmq.management.call("PUT", f"/policies/{vhost}/short", body)
+    access = ("--broker", rabbitmq.url + vhost, "--management", rabbitmq.management_url)
+    with running(installed, folder, "shop:app", *access, "--http", "0") as service:
+        service.until(lambda: service.said("topology.warning", rule="policy-changes-waits"))
+        metrics = service.get("/metrics")[1]
+        assert service.end(signal.SIGINT) == 0
+    assert re.search(r"^hopback_changed_waits [1-9]", metrics, re.MULTILINE)
+    assert re.search(r'^hopback_dead_letters_held_back\{queue="orders"\} ', metrics, re.MULTILINE)
 
 
 @pytest.mark.broker
