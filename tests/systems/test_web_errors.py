@@ -82,6 +82,7 @@ async def test_web_part_publishes_before_consumers_start(name: str, tmp_path: Pa
         ("event-bus", "/buses/wms/events", {}, b'{"type": "a\\ud800"}'),
         ("event-bus", "/buses/wms/events", {}, b'{"type": "x", "payload": NaN}'),
         ("event-bus", "/buses/wms/events", {}, b'{"type": "x", "payload": -Infinity}'),
+        ("event-bus", "/buses/wms/events", {}, b'{"type": "x", "payload": [-1e400]}'),
         ("raffle", "/api/v1/raffles", {}, b'{"name": "a\\ud800b"}'),
         ("raffle", "/api/v1/raffles", {}, b'{"name": "a\\u0000b"}'),
         ("raffle", "/api/v1/users", {"idempotency-key": " "}, _USER),

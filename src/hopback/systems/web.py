@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -148,7 +149,7 @@ async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str,
                 status=413,
             )
     try:
-        found = json.loads(body or b"{}", parse_constant=_no_number)
+        found = json.loads(body or b"{}", parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError):
         raise _no_object("invalid JSON", "JSON inválido") from None
     if not isinstance(found, dict):
@@ -189,6 +190,16 @@ def _no_number(name: str) -> NoReturn:
         f"expected JSON, got {name}, which JSON does not have",
         f"esperado JSON, recebido {name}, que não existe em JSON",
     )
+
+
+def _finite(text: str) -> float:
+    """Parse a number. Numbers that Python reads as infinity cannot be written as JSON again."""
+    if math.isinf(found := float(text)):
+        raise RequestRefused(
+            f"expected numbers below 1.8e308, got {text[:20]}",
+            f"esperados números menores que 1.8e308, recebido {text[:20]}",
+        )
+    return found
 
 
 def field(body: Mapping[str, Any], name: str, *, most: int = 200) -> str:
