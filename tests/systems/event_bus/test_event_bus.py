@@ -324,11 +324,12 @@ async def test_event_that_cannot_be_published_is_refused(
         ("Bearer first-token-of-a-clien\u00e9", 401),
         ("Bearer first-token-of-a-client", 202),
         ("bearer second-token-of-a-client", 202),
+        ("Bearer t\u00f4ken-of-a-third-\u00e0", 202),
     ],
 )
 @in_virtual_time
 async def test_publishing_requires_one_of_the_tokens(header: str | None, status: int) -> None:
-    tokens = "first-token-of-a-client, second-token-of-a-client"
+    tokens = "first-token-of-a-client, second-token-of-a-client, t\u00f4ken-of-a-third-\u00e0"
     settings = EventBusSettings.read({"PUBLISH_TOKENS": tokens})
     assert "first-token" not in repr(settings)
     headers = {} if header is None else {b"authorization": header.encode()}
@@ -348,6 +349,12 @@ def test_short_token_is_refused_without_showing_it() -> None:
     with pytest.raises(SettingsError, match="at least 16") as error:
         EventBusSettings.read({"PUBLISH_TOKENS": "secret"})
     assert "'secret'" not in str(error.value)
+
+
+def test_list_without_tokens_is_refused() -> None:
+    """Two unset variables in `$OLD,$NEW` must not allow every client to publish."""
+    with pytest.raises(SettingsError, match="PUBLISH_TOKENS: expected tokens"):
+        EventBusSettings.read({"PUBLISH_TOKENS": " , "})
 
 
 def test_services_are_read_from_the_environment() -> None:

@@ -99,7 +99,8 @@ def _authenticate(request: Request, tokens: tuple[str, ...]) -> None:
     """
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     # Compare all tokens, so that the duration does not reveal which one matches.
-    matches = [hmac.compare_digest(given.strip().encode(), one.encode()) for one in tokens]
+    sent = given.strip(" ").encode("latin-1")  # the bytes of the header
+    matches = [hmac.compare_digest(sent, one.encode()) for one in tokens]
     if tokens and not (scheme.lower() == "bearer" and any(matches)):
         raise RequestRefused(
             "expected the header `Authorization: Bearer TOKEN` with a token of PUBLISH_TOKENS",
