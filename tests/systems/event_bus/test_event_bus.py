@@ -296,6 +296,17 @@ async def test_registered_services_are_listed_with_their_queues() -> None:
         }
 
 
+async def test_sample_receiver_answers_without_body_and_refuses_an_invalid_type() -> None:
+    """A 204 must not have a body. A type that is not text is not a server error."""
+    network = httpx.ASGITransport(create_receiver(), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=network, base_url="http://receiver.test") as sample:
+        await sample.put("/wms-orders/behaviour", json={"status": 204})
+        answer = await sample.post("/wms-orders/events", json={"type": "order.created"})
+        assert (answer.status_code, answer.content) == (204, b"")
+        refused = await sample.put("/wms-orders/behaviour", json={"type": ["order.created"]})
+        assert refused.status_code == 400, refused.text
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
