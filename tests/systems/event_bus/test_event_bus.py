@@ -18,12 +18,14 @@ from hopback.observe.metrics import Metrics
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import GroupBy, RedriveRequest, Selection
 from hopback.ops.operations import Operations
+from hopback.systems import load_system
 from hopback.systems.event_bus.api import create_api
 from hopback.systems.event_bus.events import event_message
 from hopback.systems.event_bus.push import create_push
 from hopback.systems.event_bus.receiver import create_receiver
 from hopback.systems.event_bus.registry import ServiceRegistry
 from hopback.systems.event_bus.settings import EventBusSettings
+from hopback.systems.host import Host
 from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
 from hopback.testing import AppTest, in_virtual_time
@@ -382,6 +384,21 @@ def test_services_are_read_from_the_environment() -> None:
         EventBusSettings.read({"SERVICES": "a,a"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("SERVICES", "wms-orders=ftp://x", r"\[wms-orders\]: url: expected http://"),
+        ("SERVICES", "-orders", "does not begin with a hyphen"),
+        ("RECEIVER_URL", "localhost:8001", r"\[wms-cincout\]: url: expected http://"),
+    ],
+)
+def test_invalid_service_is_refused_with_its_variable(
+    name: str, value: str, expected: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"{name}.*: (.|\n)*{expected}"):
+        create_push(EventBusSettings.read({name: value}), {})
+
+
 def test_prefix_of_a_service_selects_its_bus() -> None:
     """`noprefix` belongs to the bus `default`."""
     app = create_push(EventBusSettings(("wms-orders", "noprefix")))
@@ -438,11 +455,29 @@ async def test_services_are_added_moved_and_removed_with_their_file(tmp_path: Pa
             assert [one["service"] for one in listed] == ["wms-stock"]
             assert [one.queue for one in test.service.consumers] == ["wms.queue.wms-stock"]
             assert len(test.broker.snapshot().queue(_QUEUE).messages) == 1
-            file.write_text("this is not [TOML")
-            await test.advance(5)
+            # A file that cannot be read changes nothing. The next valid file is followed.
+            for unreadable in (b"this is not [TOML", b"\xff\xfe", b"x = " + b"[" * 5000):
+                file.write_bytes(unreadable)
+                await test.advance(5)
             await system.publish()
             await test.advance(5)
             assert len(await system.answers("wms-stock")) == 14
+            file.write_text(_entry("wms-stock") + _entry("wms-new"))
+            await test.advance(5)
+            await system.publish()
+            await test.advance(5)
+            assert await system.answers("wms-new") == [(1, 200)]
+
+
+async def test_demo_does_not_push_to_the_services_of_the_file(tmp_path: Path) -> None:
+    """The sample traffic must not reach real services if `SERVICES_FILE` is set in the shell."""
+    file = tmp_path / "services.toml"
+    file.write_text(_entry("wms-real"))
+    variables = {"SERVICES_FILE": str(file)}
+    host = Host(EmbeddedBroker(), "", tmp_path, "http://demo.test", variables=variables)
+    async with load_system("event-bus").start(host) as started:
+        (service,) = started.services
+        assert [one.queue for one in service.consumers] == ["wms.queue.wms-cincout", _QUEUE]
 
 
 @pytest.mark.broker

@@ -29,6 +29,7 @@ async def _start(host: Host) -> AsyncIterator[Running]:
     settings = replace(
         read,
         services=tuple(read.endpoints),
+        services_file=None,
         receiver=f"{host.url}/receiver",
         hardened=host.hardened,
     )
