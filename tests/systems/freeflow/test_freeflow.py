@@ -109,6 +109,32 @@ async def test_events_of_every_domain_are_handled_and_audited(
         }
 
 
+@in_virtual_time
+async def test_alarm_is_raised_again_after_it_was_cleared(tmp_path: Path) -> None:
+    """Three more failed logins of the same user."""
+    async with _run_system(tmp_path) as system:
+        await system.publish("user.registered", id="u1", name="Una")
+        for is_cleared in (False, True, False):
+            if is_cleared:
+                await system.publish("alarm.cleared", id="login-u1")
+                await system.publish("auth.succeeded", user="u1")
+            else:
+                for _ in range(3):
+                    await system.publish("auth.failed", user="u1")
+            await system.test.drain()
+            (alarm,) = await system.view("alarms")
+            assert alarm["cleared"] is is_cleared
+
+
+@in_virtual_time
+async def test_document_without_text_has_no_words(tmp_path: Path) -> None:
+    async with _run_system(tmp_path) as system:
+        await system.publish("document.created", id="d1", title="Minutes")
+        await system.publish("document.created", id="d2", title="Minutes", text=None)
+        await system.test.drain()
+        assert [one["words"] for one in await system.view("documents")] == [0, 0]
+
+
 @_FORMS
 @in_virtual_time
 async def test_early_event_waits_30_s_5_min_30_min_then_goes_to_the_dlq(
@@ -160,6 +186,7 @@ async def test_retry_after_300_s_uses_the_tier_of_5_minutes(tmp_path: Path) -> N
         ("document.created", {"id": "d1"}),
         ("notification.requested", {"to": "nobody", "text": "x"}),
         ("workflow.started", {"id": "w1", "owner": "a@b", "steps": 0}),
+        ("workflow.started", {"id": "w1", "owner": "a@b", "steps": True}),
         ("user.registered", {"name": 7}),
     ],
 )
