@@ -283,8 +283,12 @@ def test_domains_tiers_and_audit_are_read_from_the_environment() -> None:
         "freeflow.users.queue",
         "freeflow.documents.queue",
     ]
-    with pytest.raises(SettingsError, match=r"FREEFLOW_DOMAINS or FREEFLOW_TIERS.*soon"):
+    with pytest.raises(SettingsError, match=r"FREEFLOW_TIERS: expected a dur.*'soon'"):
         FreeFlowSettings.read({"FREEFLOW_TIERS": "soon"})
+    with pytest.raises(SettingsError, match="FREEFLOW_TIERS: expected each tier once"):
+        FreeFlowSettings.read({"FREEFLOW_TIERS": "30s,30s"})
+    with pytest.raises(SettingsError, match="FREEFLOW_TIERS: expected domains of one word"):
+        FreeFlowSettings.read({"FREEFLOW_DOMAINS": "us er"})
     with pytest.raises(SettingsError, match="FREEFLOW_AUDIT_KEYS"):
         FreeFlowSettings.read({"FREEFLOW_AUDIT_KEYS": "user.*"})
     with pytest.raises(SettingsError, match="a handler"):
