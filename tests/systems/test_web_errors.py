@@ -116,6 +116,15 @@ async def test_nul_in_path_returns_400(name: str, path: str, database_url: str) 
         assert (answer.status_code, "error" in answer.json()) == (400, True)
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_warehouse_is_closed_by_concurrent_requests(database_url: str) -> None:
+    """Of the first requests, each of which inserts the row."""
+    async with open_web("ratatoskr", database_url) as (client, _):
+        closed = [client.put("/warehouse", json={"open": False}) for _ in range(8)]
+        statuses = [answer.status_code for answer in await asyncio.gather(*closed)]
+        assert statuses == [200] * 8
+
+
 @pytest.mark.parametrize("name", _VALID_REQUESTS)
 @in_virtual_time
 async def test_503_while_broker_is_down_states_that_message_was_not_sent(
