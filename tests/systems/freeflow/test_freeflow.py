@@ -245,6 +245,22 @@ async def test_retry_without_original_key_is_parked_with_the_reason(tmp_path: Pa
 
 
 @in_virtual_time
+async def test_event_of_another_domain_is_parked_with_the_known_events(tmp_path: Path) -> None:
+    """`x-original-routing-key` of another program may contain any text."""
+    async with _run_system(tmp_path) as system:
+        await system.test.publish(
+            "document.created",
+            {"id": "f1"},
+            exchange="freeflow.events",
+            headers={"x-original-routing-key": "invoice.sent"},
+        )
+        await system.test.drain()
+        system.test.assert_parked(
+            _DOCUMENTS, times=1, reason="invoice.sent: expected one of user.registered"
+        )
+
+
+@in_virtual_time
 async def test_event_sent_twice_with_idempotency_key_has_one_effect(tmp_path: Path) -> None:
     """`Idempotency-Key` becomes the message ID, which the inbox of a queue recognises."""
     async with _run_system(tmp_path) as system:
