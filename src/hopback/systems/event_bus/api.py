@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from hopback.broker import Broker
 from hopback.designs.event_bus import prefix_of
@@ -40,7 +40,6 @@ def create_api(
     settings: EventBusSettings,
     broker: Broker,
     clock: Clock | None = None,
-    more_routes: tuple[BaseRoute, ...] = (),
     variables: Mapping[str, str] = os.environ,
 ) -> Starlette:
     """Return the web application of the event bus."""
@@ -85,12 +84,13 @@ def create_api(
         ]
         return JSONResponse({"services": services})
 
-    routes = [
-        Route("/buses/{prefix}/events", publish_event, methods=["POST"]),
-        Route("/services", list_services),
-        *more_routes,
-    ]
-    return web_application(routes, publisher=publisher)
+    return web_application(
+        [
+            Route("/buses/{prefix}/events", publish_event, methods=["POST"]),
+            Route("/services", list_services),
+        ],
+        publisher=publisher,
+    )
 
 
 def _authenticate(request: Request, tokens: tuple[str, ...]) -> None:

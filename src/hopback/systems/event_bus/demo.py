@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import httpx
-from starlette.routing import Mount
 
 from hopback.systems.event_bus.api import create_api
 from hopback.systems.event_bus.push import create_push
@@ -33,8 +32,8 @@ async def _start(host: Host) -> AsyncIterator[Running]:
         receiver=f"{host.url}/receiver",
         hardened=host.hardened,
     )
-    sample = Mount("/receiver", create_receiver(host.environment.clock))
-    web = create_api(settings, host.broker, host.environment.clock, (sample,))
+    web = create_api(settings, host.broker, host.environment.clock)
+    web.mount("/receiver", create_receiver(host.environment.clock))
     async with running(host, create_push(settings)) as service, opened(web):
         yield Running((service,), web)
 
