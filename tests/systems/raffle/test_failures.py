@@ -138,7 +138,7 @@ async def test_post_user_returns_503_while_rabbitmq_is_down_and_200_afterwards(
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "5"
         assert "try again" in answer.json()["error"].lower()
-        assert "the broker connection is" in caplog.text
+        assert "raffle api: embedded RabbitMQ 4.0 refused the connection" in caplog.text
         assert "POST /api/v1/users: ConnectionFailed" in caplog.text
         raffle.test.faults.clear()
         await raffle.test.advance(60)
