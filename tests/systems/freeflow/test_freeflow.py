@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -309,6 +310,29 @@ def test_domains_tiers_and_audit_are_read_from_the_environment() -> None:
         FreeFlowSettings.read({"FREEFLOW_AUDIT_KEYS": "user.*"})
     with pytest.raises(SettingsError, match="a handler"):
         create_consumers(FreeFlowSettings.read({"FREEFLOW_DOMAINS": "user,billing"}))
+
+
+@in_virtual_time
+async def test_new_domain_of_readme_is_published_and_handled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its module has the web part as well: the one of FreeFlow has no handler for the domain."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOPBACK_BROKER", "embedded")
+    readme = files("hopback.systems.freeflow").joinpath("README.md").read_text(encoding="utf-8")
+    module: dict[str, Any] = {}
+    exec(readme.partition("```python\n")[2].partition("```")[0], module)  # noqa: S102
+    transport = httpx.ASGITransport(module["web"])
+    async with (
+        opened(module["web"]),
+        httpx.AsyncClient(transport=transport, base_url="http://f") as client,
+        AppTest(module["domains"]) as test,
+    ):
+        answer = await client.post("/events/billing.charged", json={"user": "u1"})
+        assert answer.status_code == 202, answer.text
+        await test.publish("billing.charged", {"user": "u1"}, exchange="freeflow.events")
+        assert (await test.drain()).done == 1
+        assert capsys.readouterr().out == "charged u1\n"
 
 
 @in_virtual_time
