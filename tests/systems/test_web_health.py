@@ -101,7 +101,9 @@ _ACCESS = '%s - "%s %s HTTP/%s" %d'
 def restored_logs() -> Iterator[None]:
     """Restore the loggers, which belong to the process."""
     loggers = [logging.getLogger(name) for name in ("", "uvicorn", "uvicorn.access")]
-    before = [(one, one.level, list(one.handlers), list(one.filters), one.propagate) for one in loggers]
+    before = [
+        (one, one.level, list(one.handlers), list(one.filters), one.propagate) for one in loggers
+    ]
     yield
     for logger, level, handlers, filters, propagate in before:
         logger.setLevel(level)
@@ -110,7 +112,7 @@ def restored_logs() -> Iterator[None]:
 
 @pytest.mark.usefixtures("restored_logs")
 def test_log_of_web_process_is_json_without_probes(capsys: pytest.CaptureFixture[str]) -> None:
-    uvicorn.Config(None)
+    uvicorn.Config("parts:create_web")
     log_as_json()
     access = logging.getLogger("uvicorn.access")
     access.info(_ACCESS, "127.0.0.1:5", "GET", "/readyz", "1.1", 200)
@@ -127,7 +129,7 @@ def test_log_of_web_process_is_json_without_probes(capsys: pytest.CaptureFixture
 @pytest.mark.usefixtures("restored_logs")
 def test_no_access_log_of_web_server_is_respected(capsys: pytest.CaptureFixture[str]) -> None:
     """`uvicorn --no-access-log` removes the handlers of its logger."""
-    uvicorn.Config(None, access_log=False)
+    uvicorn.Config("parts:create_web", access_log=False)
     log_as_json()
     access = logging.getLogger("uvicorn.access")
     access.info(_ACCESS, "127.0.0.1:5", "GET", "/documents", "1.1", 200)

@@ -392,9 +392,7 @@ def test_services_are_read_from_the_environment() -> None:
         ("RECEIVER_URL", "localhost:8001", r"\[wms-cincout\]: url: expected http://"),
     ],
 )
-def test_invalid_service_is_refused_with_its_variable(
-    name: str, value: str, expected: str
-) -> None:
+def test_invalid_service_is_refused_with_its_variable(name: str, value: str, expected: str) -> None:
     with pytest.raises(SettingsError, match=f"{name}.*: (.|\n)*{expected}"):
         create_push(EventBusSettings.read({name: value}), {})
 

@@ -321,7 +321,7 @@ async def test_new_domain_of_readme_is_published_and_handled(
     monkeypatch.setenv("HOPBACK_BROKER", "embedded")
     readme = files("hopback.systems.freeflow").joinpath("README.md").read_text(encoding="utf-8")
     module: dict[str, Any] = {}
-    exec(readme.partition("```python\n")[2].partition("```")[0], module)  # noqa: S102
+    exec(readme.partition("```python\n")[2].partition("```")[0], module)
     transport = httpx.ASGITransport(module["web"])
     async with (
         opened(module["web"]),
