@@ -467,15 +467,25 @@ async def test_services_are_added_moved_and_removed_with_their_file(tmp_path: Pa
             assert await system.answers("wms-new") == [(1, 200)]
 
 
-async def test_demo_does_not_push_to_the_services_of_the_file(tmp_path: Path) -> None:
-    """The sample traffic must not reach real services if `SERVICES_FILE` is set in the shell."""
+@pytest.mark.parametrize("name", ["SERVICES", "SERVICES_FILE", "PUBLISH_TOKENS"])
+async def test_demo_publishes_to_the_sample_services_only(name: str, tmp_path: Path) -> None:
+    """Its traffic must neither reach real services nor be refused, whatever the shell has set."""
     file = tmp_path / "services.toml"
-    file.write_text(_entry("wms-real"))
-    variables = {"SERVICES_FILE": str(file)}
+    file.write_text(_entry("abc-real"))
+    given = {
+        "SERVICES": "abc-real=http://receiver.test/",
+        "SERVICES_FILE": str(file),
+        "PUBLISH_TOKENS": "token-of-a-publisher",
+    }
+    variables = {name: given[name]}
     host = Host(EmbeddedBroker(), "", tmp_path, "http://demo.test", variables=variables)
     async with load_system("event-bus").start(host) as started:
         (service,) = started.services
         assert [one.queue for one in service.consumers] == ["wms.queue.wms-cincout", _QUEUE]
+        transport = httpx.ASGITransport(started.web)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url=host.url) as client:
+            answer = await client.post("/buses/wms/events", json={"type": "order.created"})
+            assert answer.status_code == 202, answer.text
 
 
 @pytest.mark.broker

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import httpx
 
+from hopback.designs.event_bus import SERVICES
 from hopback.systems.event_bus.api import create_api
 from hopback.systems.event_bus.push import create_push
 from hopback.systems.event_bus.receiver import create_receiver
@@ -23,12 +24,14 @@ _EVERY = 5.0
 
 @asynccontextmanager
 async def _start(host: Host) -> AsyncIterator[Running]:
-    """Start the event bus. The sample receiver at `/receiver` takes the place of the services."""
-    read = EventBusSettings.read(host.variables)
+    """Start the event bus with the sample receiver at `/receiver`. Services and tokens in the
+    environment are ignored, because the sample traffic is not meant for them.
+    """
     settings = replace(
-        read,
-        services=tuple(read.endpoints),
+        EventBusSettings.read(host.variables),
+        services=SERVICES,
         services_file=None,
+        publish_tokens=(),
         receiver=f"{host.url}/receiver",
         hardened=host.hardened,
     )
