@@ -15,7 +15,7 @@ from sqlalchemy import select
 from hopback.runtime.depths import Depths, queues_to_watch
 from hopback.store import Database
 from hopback.systems.database import find_rows
-from hopback.systems.raffle.consumer import create_dead_letter_consumer
+from hopback.systems.raffle.consumer import GrowingPause, create_dead_letter_consumer
 from hopback.systems.raffle.raffles import METADATA, dropped
 from hopback.systems.raffle.settings import Batching, RaffleSettings
 from hopback.testing import AppTest, Fault, in_virtual_time
@@ -123,6 +123,16 @@ async def test_invalid_user_stays_in_dlq_while_audit_cannot_be_written(
             assert not by_hand.find_events("delivery.done")
             (tmp_path / "away").mkdir()
             assert (await by_hand.drain()).done == 1
+
+
+def test_pause_of_dlq_consumer_stays_at_a_minute_after_a_thousand_failures() -> None:
+    """An error would move the dead letters to `raffle_queue`. 2.0 ** 1024 is an overflow."""
+    pause = GrowingPause()
+    pauses = [pause.grow().delay for _ in range(1100)]
+    assert pauses[:7] == [1, 2, 4, 8, 16, 32, 60]
+    assert pauses[-1] == 60
+    pause.reset()
+    assert pause.grow().delay == 1
 
 
 @in_virtual_time
