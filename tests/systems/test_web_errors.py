@@ -82,6 +82,7 @@ async def test_web_part_publishes_before_consumers_start(name: str, tmp_path: Pa
         ("event-bus", "/buses/wms/events", {}, b'{"type": "a\\ud800"}'),
         ("event-bus", "/buses/wms/events", {}, b'{"type": "x", "payload": NaN}'),
         ("event-bus", "/buses/wms/events", {}, b'{"type": "x", "payload": -Infinity}'),
+        ("event-bus", "/buses/wms/events", {}, b'{"type": "x", "payload": [-1e400]}'),
         ("raffle", "/api/v1/raffles", {}, b'{"name": "a\\ud800b"}'),
         ("raffle", "/api/v1/raffles", {}, b'{"name": "a\\u0000b"}'),
         ("raffle", "/api/v1/users", {"idempotency-key": " "}, _USER),
@@ -113,6 +114,15 @@ async def test_nul_in_path_returns_400(name: str, path: str, database_url: str) 
     async with open_web(name, database_url) as (client, _):
         answer = await client.get(path)
         assert (answer.status_code, "error" in answer.json()) == (400, True)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_warehouse_is_closed_by_concurrent_requests(database_url: str) -> None:
+    """Of the first requests, each of which inserts the row."""
+    async with open_web("ratatoskr", database_url) as (client, _):
+        closed = [client.put("/warehouse", json={"open": False}) for _ in range(8)]
+        statuses = [answer.status_code for answer in await asyncio.gather(*closed)]
+        assert statuses == [200] * 8
 
 
 @pytest.mark.parametrize("name", _VALID_REQUESTS)

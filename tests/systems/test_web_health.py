@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+import uvicorn
 
 from hopback.broker import EmbeddedBroker
 from hopback.systems.language import choose_language
@@ -20,6 +21,7 @@ from hopback.testing import Fault, in_virtual_time
 from tests.systems.test_web_errors import open_web
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from hopback.systems.language import Language
@@ -92,21 +94,46 @@ def test_unknown_language_of_client_gives_default_language() -> None:
     assert choose_language("*;q=0.5, xx", ("pt", "en")) == "pt"
 
 
+_ACCESS = '%s - "%s %s HTTP/%s" %d'
+
+
+@pytest.fixture
+def restored_logs() -> Iterator[None]:
+    """Restore the loggers, which belong to the process."""
+    loggers = [logging.getLogger(name) for name in ("", "uvicorn", "uvicorn.access")]
+    before = [
+        (one, one.level, list(one.handlers), list(one.filters), one.propagate) for one in loggers
+    ]
+    yield
+    for logger, level, handlers, filters, propagate in before:
+        logger.setLevel(level)
+        logger.handlers[:], logger.filters[:], logger.propagate = handlers, filters, propagate
+
+
+@pytest.mark.usefixtures("restored_logs")
 def test_log_of_web_process_is_json_without_probes(capsys: pytest.CaptureFixture[str]) -> None:
-    root, access = logging.getLogger(), logging.getLogger("uvicorn.access")
-    before = (root.level, list(root.handlers), list(access.filters))
-    try:
-        log_as_json()
-        line = '%s - "%s %s HTTP/%s" %d'
-        access.info(line, "127.0.0.1:5", "GET", "/readyz", "1.1", 200)
-        access.info(line, "127.0.0.1:5", "GET", "/documents", "1.1", 200)
-        logging.getLogger("hopback.systems").error("the broker is away")
-    finally:
-        root.setLevel(before[0])
-        root.handlers[:], access.filters[:] = before[1], before[2]
+    uvicorn.Config("parts:create_web")
+    log_as_json()
+    access = logging.getLogger("uvicorn.access")
+    access.info(_ACCESS, "127.0.0.1:5", "GET", "/readyz", "1.1", 200)
+    access.info(_ACCESS, "127.0.0.1:5", "GET", "/documents", "1.1", 200)
+    logging.getLogger("hopback.systems").error("the broker is away")
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(one["level"], one["logger"]) for one in lines] == [
         ("info", "uvicorn.access"),
         ("error", "hopback.systems"),
     ]
     assert "/documents" in lines[0]["message"]
+
+
+@pytest.mark.usefixtures("restored_logs")
+def test_no_access_log_of_web_server_is_respected(capsys: pytest.CaptureFixture[str]) -> None:
+    """`uvicorn --no-access-log` removes the handlers of its logger."""
+    uvicorn.Config("parts:create_web", access_log=False)
+    log_as_json()
+    access = logging.getLogger("uvicorn.access")
+    access.info(_ACCESS, "127.0.0.1:5", "GET", "/documents", "1.1", 200)
+    assert not access.hasHandlers()
+    logging.getLogger("uvicorn.error").info("started")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "started"

@@ -86,7 +86,7 @@ _EVERY = (
             DesignParameter(
                 "tiers",
                 ",".join(TIERS_MS),
-                f"{_DELAY}, separated by commas",
+                f"{_DELAY}, each once, separated by commas",
                 lambda text: tiers_of(names(text)),
                 "the delays, whose names are part of the queue names",
                 argument="tiers_ms",

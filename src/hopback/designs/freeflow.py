@@ -126,7 +126,9 @@ def queues_of(domains: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def tiers_of(names: Sequence[str]) -> dict[str, int]:
-    """Parse a list of delays such as `30s` and `5m`. Raises ValueError if one is invalid."""
+    """Parse a list of delays such as `30s` and `5m`. Raises ValueError if one is invalid or repeated."""
+    if len(set(names)) < len(names):
+        raise ValueError(f"expected each tier once, got {', '.join(names)}")
     return {name: parse_duration_ms(name) for name in names}
 
 

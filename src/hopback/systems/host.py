@@ -89,8 +89,7 @@ class System:
     """A documented system as an application.
 
     `start` runs all parts until its context ends. `traffic` sends HTTP requests until it is
-    cancelled, and some of them fail on purpose. `accepts` lists errors of `topology check` that the
-    documented form has. They don't prevent it from starting.
+    cancelled, and some of them fail on purpose.
     """
 
     name: str
@@ -99,7 +98,6 @@ class System:
     start: Callable[[Host], AbstractAsyncContextManager[Running]]
     traffic: Callable[[Host], Awaitable[None]]
     tries: tuple[Try, ...] = ()
-    accepts: tuple[str, ...] = ()
 
 
 @asynccontextmanager
@@ -108,13 +106,13 @@ async def running(
 ) -> AsyncIterator[Service]:
     """Run an application until the block ends. If it cannot start, the error is raised."""
     service = Service(app, host.broker, options=options, environment=host.environment)
-    running = asyncio.create_task(service.run(), name=f"{app.name} service")
+    task = asyncio.create_task(service.run(), name=f"{app.name} service")
     try:
         await service.ready.wait()
         yield service
     finally:
         service.stop()
-        await running
+        await task
 
 
 def run_together(
@@ -125,7 +123,7 @@ def run_together(
     accepts: tuple[str, ...] = (),
 ) -> Callable[[Host], AbstractAsyncContextManager[Running]]:
     """Return the function `start` for a system that has one web application and one application of
-    handlers.
+    handlers. `accepts` lists errors of `topology check` that do not prevent it from starting.
     """
 
     @asynccontextmanager

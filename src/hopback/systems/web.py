@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -29,7 +30,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 
 from hopback import Message, Publisher
-from hopback.broker import Broker, OnState
+from hopback.broker import Broker
 from hopback.broker.declare import declare
 from hopback.errors import (
     AccessRefused,
@@ -148,7 +149,7 @@ async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str,
                 status=413,
             )
     try:
-        found = json.loads(body or b"{}", parse_constant=_no_number)
+        found = json.loads(body or b"{}", parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError):
         raise _no_object("invalid JSON", "JSON inválido") from None
     if not isinstance(found, dict):
@@ -189,6 +190,16 @@ def _no_number(name: str) -> NoReturn:
         f"expected JSON, got {name}, which JSON does not have",
         f"esperado JSON, recebido {name}, que não existe em JSON",
     )
+
+
+def _finite(text: str) -> float:
+    """Parse a number. Numbers that Python reads as infinity cannot be written as JSON again."""
+    if math.isinf(found := float(text)):
+        raise RequestRefused(
+            f"expected numbers below 1.8e308, got {text[:20]}",
+            f"esperados números menores que 1.8e308, recebido {text[:20]}",
+        )
+    return found
 
 
 def field(body: Mapping[str, Any], name: str, *, most: int = 200) -> str:
@@ -344,29 +355,16 @@ class TopologyPublisher:
     consumers log the details.
     """
 
-    def __init__(
-        self,
-        broker: Broker,
-        topology: Topology,
-        *,
-        name: str,
-        timeout: float = _LONGEST_WAIT_S,
-        on_state: OnState | None = None,
-    ) -> None:
+    def __init__(self, broker: Broker, topology: Topology, *, name: str) -> None:
         self._broker = broker
         self._topology = topology
         self._name = name
-        self._timeout = timeout
-        self._on_state = on_state
-        self._publisher: Publisher | None = None
+        self._publisher = Publisher(broker, name=name, timeout=_LONGEST_WAIT_S)
         self._declared = asyncio.Event()
         self._declaring: asyncio.Task[None] | None = None
         self._trouble = "the broker is not connected yet"
 
     async def __aenter__(self) -> Self:
-        self._publisher = Publisher(
-            self._broker, name=self._name, timeout=self._timeout, on_state=self._on_state
-        )
         self._publisher.start()
         self._declaring = asyncio.create_task(self._declare(), name=f"{self._name} declares")
         return self
@@ -375,24 +373,21 @@ class TopologyPublisher:
         if self._declaring is not None:
             self._declaring.cancel()
             await asyncio.gather(self._declaring, return_exceptions=True)
-        if self._publisher is not None:
-            await self._publisher.close()
+        await self._publisher.close()
 
     async def send(self, message: Message) -> None:
         """Publish a message and wait for the confirm. Raises the same errors as `Publisher.send`."""
         if not self._declared.is_set():
             try:
-                async with asyncio.timeout(self._timeout):
+                async with asyncio.timeout(_LONGEST_WAIT_S):
                     await self._declared.wait()
             except TimeoutError:
                 raise ConnectionFailed(f"nothing was sent: {self._trouble}") from None
-        if self._publisher is None:
-            raise ConnectionFailed("nothing was sent: the publisher is not open")
         await self._publisher.send(message)
 
     async def check(self) -> str | None:
         """Return why messages cannot be published at the moment, or None if they can."""
-        if not self._declared.is_set() or self._publisher is None:
+        if not self._declared.is_set():
             return self._trouble
         state = self._publisher.state
         return None if state == "ready" else f"the connection is {state}"

@@ -157,10 +157,11 @@ def log_as_json(level: str = "info") -> None:
     if not any(isinstance(one, LogBridge) for one in root.handlers):
         root.addHandler(LogBridge(JsonLog(SystemClock(), level=level)))
     root.setLevel(SEVERITY[level])
-    for name in ("uvicorn", "uvicorn.access", "uvicorn.error"):
+    for name in ("uvicorn", "uvicorn.access"):
         logger = logging.getLogger(name)
-        logger.handlers.clear()
-        logger.propagate = True
+        if logger.handlers:  # `uvicorn --no-access-log` has removed those of the access log
+            logger.handlers.clear()
+            logger.propagate = True
     logging.getLogger("uvicorn.access").addFilter(_is_no_probe)
 
 

@@ -18,12 +18,14 @@ from hopback.observe.metrics import Metrics
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import GroupBy, RedriveRequest, Selection
 from hopback.ops.operations import Operations
+from hopback.systems import load_system
 from hopback.systems.event_bus.api import create_api
 from hopback.systems.event_bus.events import event_message
 from hopback.systems.event_bus.push import create_push
 from hopback.systems.event_bus.receiver import create_receiver
 from hopback.systems.event_bus.registry import ServiceRegistry
 from hopback.systems.event_bus.settings import EventBusSettings
+from hopback.systems.host import Host
 from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
 from hopback.testing import AppTest, in_virtual_time
@@ -296,6 +298,17 @@ async def test_registered_services_are_listed_with_their_queues() -> None:
         }
 
 
+async def test_sample_receiver_answers_without_body_and_refuses_an_invalid_type() -> None:
+    """A 204 must not have a body. A type that is not text is not a server error."""
+    network = httpx.ASGITransport(create_receiver(), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=network, base_url="http://receiver.test") as sample:
+        await sample.put("/wms-orders/behaviour", json={"status": 204})
+        answer = await sample.post("/wms-orders/events", json={"type": "order.created"})
+        assert (answer.status_code, answer.content) == (204, b"")
+        refused = await sample.put("/wms-orders/behaviour", json={"type": ["order.created"]})
+        assert refused.status_code == 400, refused.text
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
@@ -324,11 +337,12 @@ async def test_event_that_cannot_be_published_is_refused(
         ("Bearer first-token-of-a-clien\u00e9", 401),
         ("Bearer first-token-of-a-client", 202),
         ("bearer second-token-of-a-client", 202),
+        ("Bearer t\u00f4ken-of-a-third-\u00e0", 202),
     ],
 )
 @in_virtual_time
 async def test_publishing_requires_one_of_the_tokens(header: str | None, status: int) -> None:
-    tokens = "first-token-of-a-client, second-token-of-a-client"
+    tokens = "first-token-of-a-client, second-token-of-a-client, t\u00f4ken-of-a-third-\u00e0"
     settings = EventBusSettings.read({"PUBLISH_TOKENS": tokens})
     assert "first-token" not in repr(settings)
     headers = {} if header is None else {b"authorization": header.encode()}
@@ -350,6 +364,12 @@ def test_short_token_is_refused_without_showing_it() -> None:
     assert "'secret'" not in str(error.value)
 
 
+def test_list_without_tokens_is_refused() -> None:
+    """Two unset variables in `$OLD,$NEW` must not allow every client to publish."""
+    with pytest.raises(SettingsError, match="PUBLISH_TOKENS: expected tokens"):
+        EventBusSettings.read({"PUBLISH_TOKENS": " , "})
+
+
 def test_services_are_read_from_the_environment() -> None:
     """`name=url`, or a name alone for the sample receiver."""
     settings = EventBusSettings.read(
@@ -362,6 +382,19 @@ def test_services_are_read_from_the_environment() -> None:
     assert set(EventBusSettings.read({}).endpoints) == {_CINCOUT, _ORDERS}
     with pytest.raises(SettingsError, match="each service once"):
         EventBusSettings.read({"SERVICES": "a,a"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("SERVICES", "wms-orders=ftp://x", r"\[wms-orders\]: url: expected http://"),
+        ("SERVICES", "-orders", "does not begin with a hyphen"),
+        ("RECEIVER_URL", "localhost:8001", r"\[wms-cincout\]: url: expected http://"),
+    ],
+)
+def test_invalid_service_is_refused_with_its_variable(name: str, value: str, expected: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name}.*: (.|\n)*{expected}"):
+        create_push(EventBusSettings.read({name: value}), {})
 
 
 def test_prefix_of_a_service_selects_its_bus() -> None:
@@ -420,11 +453,39 @@ async def test_services_are_added_moved_and_removed_with_their_file(tmp_path: Pa
             assert [one["service"] for one in listed] == ["wms-stock"]
             assert [one.queue for one in test.service.consumers] == ["wms.queue.wms-stock"]
             assert len(test.broker.snapshot().queue(_QUEUE).messages) == 1
-            file.write_text("this is not [TOML")
-            await test.advance(5)
+            # A file that cannot be read changes nothing. The next valid file is followed.
+            for unreadable in (b"this is not [TOML", b"\xff\xfe", b"x = " + b"[" * 5000):
+                file.write_bytes(unreadable)
+                await test.advance(5)
             await system.publish()
             await test.advance(5)
             assert len(await system.answers("wms-stock")) == 14
+            file.write_text(_entry("wms-stock") + _entry("wms-new"))
+            await test.advance(5)
+            await system.publish()
+            await test.advance(5)
+            assert await system.answers("wms-new") == [(1, 200)]
+
+
+@pytest.mark.parametrize("name", ["SERVICES", "SERVICES_FILE", "PUBLISH_TOKENS"])
+async def test_demo_publishes_to_the_sample_services_only(name: str, tmp_path: Path) -> None:
+    """Its traffic must neither reach real services nor be refused, whatever the shell has set."""
+    file = tmp_path / "services.toml"
+    file.write_text(_entry("abc-real"))
+    given = {
+        "SERVICES": "abc-real=http://receiver.test/",
+        "SERVICES_FILE": str(file),
+        "PUBLISH_TOKENS": "token-of-a-publisher",
+    }
+    variables = {name: given[name]}
+    host = Host(EmbeddedBroker(), "", tmp_path, "http://demo.test", variables=variables)
+    async with load_system("event-bus").start(host) as started:
+        (service,) = started.services
+        assert [one.queue for one in service.consumers] == ["wms.queue.wms-cincout", _QUEUE]
+        transport = httpx.ASGITransport(started.web)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url=host.url) as client:
+            answer = await client.post("/buses/wms/events", json={"type": "order.created"})
+            assert answer.status_code == 202, answer.text
 
 
 @pytest.mark.broker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -109,6 +110,32 @@ async def test_events_of_every_domain_are_handled_and_audited(
         }
 
 
+@in_virtual_time
+async def test_alarm_is_raised_again_after_it_was_cleared(tmp_path: Path) -> None:
+    """Three more failed logins of the same user."""
+    async with _run_system(tmp_path) as system:
+        await system.publish("user.registered", id="u1", name="Una")
+        for is_cleared in (False, True, False):
+            if is_cleared:
+                await system.publish("alarm.cleared", id="login-u1")
+                await system.publish("auth.succeeded", user="u1")
+            else:
+                for _ in range(3):
+                    await system.publish("auth.failed", user="u1")
+            await system.test.drain()
+            (alarm,) = await system.view("alarms")
+            assert alarm["cleared"] is is_cleared
+
+
+@in_virtual_time
+async def test_document_without_text_has_no_words(tmp_path: Path) -> None:
+    async with _run_system(tmp_path) as system:
+        await system.publish("document.created", id="d1", title="Minutes")
+        await system.publish("document.created", id="d2", title="Minutes", text=None)
+        await system.test.drain()
+        assert [one["words"] for one in await system.view("documents")] == [0, 0]
+
+
 @_FORMS
 @in_virtual_time
 async def test_early_event_waits_30_s_5_min_30_min_then_goes_to_the_dlq(
@@ -160,6 +187,7 @@ async def test_retry_after_300_s_uses_the_tier_of_5_minutes(tmp_path: Path) -> N
         ("document.created", {"id": "d1"}),
         ("notification.requested", {"to": "nobody", "text": "x"}),
         ("workflow.started", {"id": "w1", "owner": "a@b", "steps": 0}),
+        ("workflow.started", {"id": "w1", "owner": "a@b", "steps": True}),
         ("user.registered", {"name": 7}),
     ],
 )
@@ -218,6 +246,22 @@ async def test_retry_without_original_key_is_parked_with_the_reason(tmp_path: Pa
 
 
 @in_virtual_time
+async def test_event_of_another_domain_is_parked_with_the_known_events(tmp_path: Path) -> None:
+    """`x-original-routing-key` of another program may contain any text."""
+    async with _run_system(tmp_path) as system:
+        await system.test.publish(
+            "document.created",
+            {"id": "f1"},
+            exchange="freeflow.events",
+            headers={"x-original-routing-key": "invoice.sent"},
+        )
+        await system.test.drain()
+        system.test.assert_parked(
+            _DOCUMENTS, times=1, reason="invoice.sent: expected one of user.registered"
+        )
+
+
+@in_virtual_time
 async def test_event_sent_twice_with_idempotency_key_has_one_effect(tmp_path: Path) -> None:
     """`Idempotency-Key` becomes the message ID, which the inbox of a queue recognises."""
     async with _run_system(tmp_path) as system:
@@ -256,12 +300,39 @@ def test_domains_tiers_and_audit_are_read_from_the_environment() -> None:
         "freeflow.users.queue",
         "freeflow.documents.queue",
     ]
-    with pytest.raises(SettingsError, match=r"FREEFLOW_DOMAINS or FREEFLOW_TIERS.*soon"):
+    with pytest.raises(SettingsError, match=r"FREEFLOW_TIERS: expected a dur.*'soon'"):
         FreeFlowSettings.read({"FREEFLOW_TIERS": "soon"})
+    with pytest.raises(SettingsError, match="FREEFLOW_TIERS: expected each tier once"):
+        FreeFlowSettings.read({"FREEFLOW_TIERS": "30s,30s"})
+    with pytest.raises(SettingsError, match="FREEFLOW_TIERS: expected domains of one word"):
+        FreeFlowSettings.read({"FREEFLOW_DOMAINS": "us er"})
     with pytest.raises(SettingsError, match="FREEFLOW_AUDIT_KEYS"):
         FreeFlowSettings.read({"FREEFLOW_AUDIT_KEYS": "user.*"})
     with pytest.raises(SettingsError, match="a handler"):
         create_consumers(FreeFlowSettings.read({"FREEFLOW_DOMAINS": "user,billing"}))
+
+
+@in_virtual_time
+async def test_new_domain_of_readme_is_published_and_handled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its module has the web part as well: the one of FreeFlow has no handler for the domain."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOPBACK_BROKER", "embedded")
+    readme = files("hopback.systems.freeflow").joinpath("README.md").read_text(encoding="utf-8")
+    module: dict[str, Any] = {}
+    exec(readme.partition("```python\n")[2].partition("```")[0], module)
+    transport = httpx.ASGITransport(module["web"])
+    async with (
+        opened(module["web"]),
+        httpx.AsyncClient(transport=transport, base_url="http://f") as client,
+        AppTest(module["domains"]) as test,
+    ):
+        answer = await client.post("/events/billing.charged", json={"user": "u1"})
+        assert answer.status_code == 202, answer.text
+        await test.publish("billing.charged", {"user": "u1"}, exchange="freeflow.events")
+        assert (await test.drain()).done == 1
+        assert capsys.readouterr().out == "charged u1\n"
 
 
 @in_virtual_time

@@ -15,7 +15,7 @@ from sqlalchemy import select
 from hopback.runtime.depths import Depths, queues_to_watch
 from hopback.store import Database
 from hopback.systems.database import find_rows
-from hopback.systems.raffle.consumer import create_dead_letter_consumer
+from hopback.systems.raffle.consumer import GrowingPause, create_dead_letter_consumer
 from hopback.systems.raffle.raffles import METADATA, dropped
 from hopback.systems.raffle.settings import Batching, RaffleSettings
 from hopback.testing import AppTest, Fault, in_virtual_time
@@ -125,6 +125,16 @@ async def test_invalid_user_stays_in_dlq_while_audit_cannot_be_written(
             assert (await by_hand.drain()).done == 1
 
 
+def test_pause_of_dlq_consumer_stays_at_a_minute_after_a_thousand_failures() -> None:
+    """An error would move the dead letters to `raffle_queue`. 2.0 ** 1024 is an overflow."""
+    pause = GrowingPause()
+    pauses = [pause.grow().delay for _ in range(1100)]
+    assert pauses[:7] == [1, 2, 4, 8, 16, 32, 60]
+    assert pauses[-1] == 60
+    pause.reset()
+    assert pause.grow().delay == 1
+
+
 @in_virtual_time
 async def test_post_user_returns_503_while_rabbitmq_is_down_and_200_afterwards(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -138,7 +148,7 @@ async def test_post_user_returns_503_while_rabbitmq_is_down_and_200_afterwards(
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "5"
         assert "try again" in answer.json()["error"].lower()
-        assert "the broker connection is" in caplog.text
+        assert "raffle api: embedded RabbitMQ 4.0 refused the connection" in caplog.text
         assert "POST /api/v1/users: ConnectionFailed" in caplog.text
         raffle.test.faults.clear()
         await raffle.test.advance(60)

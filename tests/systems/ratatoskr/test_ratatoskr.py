@@ -15,7 +15,7 @@ from hopback import ServiceOptions
 from hopback.errors import UnsafeOperation
 from hopback.systems.ratatoskr.api import create_api
 from hopback.systems.ratatoskr.consumer import create_consumer
-from hopback.systems.ratatoskr.demo import SYSTEM
+from hopback.systems.ratatoskr.demo import KNOWN_HAZARDS
 from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
@@ -58,7 +58,7 @@ async def _run_system(
     folder: Path, *, hardened: bool = False, **changes: Any
 ) -> AsyncIterator[_RunningSystem]:
     settings = RatatoskrSettings(f"sqlite:///{folder}/ratatoskr.db", hardened, **changes)
-    options = ServiceOptions(accept=SYSTEM.accepts)
+    options = ServiceOptions(accept=KNOWN_HAZARDS)
     async with (
         AppTest(create_consumer(settings), options=options) as test,
         opened(create_api(settings, test.broker)) as web,

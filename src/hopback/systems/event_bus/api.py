@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from hopback.broker import Broker
 from hopback.designs.event_bus import prefix_of
@@ -40,7 +40,6 @@ def create_api(
     settings: EventBusSettings,
     broker: Broker,
     clock: Clock | None = None,
-    more_routes: tuple[BaseRoute, ...] = (),
     variables: Mapping[str, str] = os.environ,
 ) -> Starlette:
     """Return the web application of the event bus."""
@@ -85,12 +84,13 @@ def create_api(
         ]
         return JSONResponse({"services": services})
 
-    routes = [
-        Route("/buses/{prefix}/events", publish_event, methods=["POST"]),
-        Route("/services", list_services),
-        *more_routes,
-    ]
-    return web_application(routes, publisher=publisher)
+    return web_application(
+        [
+            Route("/buses/{prefix}/events", publish_event, methods=["POST"]),
+            Route("/services", list_services),
+        ],
+        publisher=publisher,
+    )
 
 
 def _authenticate(request: Request, tokens: tuple[str, ...]) -> None:
@@ -99,7 +99,8 @@ def _authenticate(request: Request, tokens: tuple[str, ...]) -> None:
     """
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     # Compare all tokens, so that the duration does not reveal which one matches.
-    matches = [hmac.compare_digest(given.strip().encode(), one.encode()) for one in tokens]
+    sent = given.strip(" ").encode("latin-1")  # the bytes of the header
+    matches = [hmac.compare_digest(sent, one.encode()) for one in tokens]
     if tokens and not (scheme.lower() == "bearer" and any(matches)):
         raise RequestRefused(
             "expected the header `Authorization: Bearer TOKEN` with a token of PUBLISH_TOKENS",

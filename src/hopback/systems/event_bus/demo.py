@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import httpx
-from starlette.routing import Mount
 
+from hopback.designs.event_bus import SERVICES
 from hopback.systems.event_bus.api import create_api
 from hopback.systems.event_bus.push import create_push
 from hopback.systems.event_bus.receiver import create_receiver
@@ -24,16 +24,19 @@ _EVERY = 5.0
 
 @asynccontextmanager
 async def _start(host: Host) -> AsyncIterator[Running]:
-    """Start the event bus. The sample receiver at `/receiver` takes the place of the services."""
-    read = EventBusSettings.read(host.variables)
+    """Start the event bus with the sample receiver at `/receiver`. Services and tokens in the
+    environment are ignored, because the sample traffic is not meant for them.
+    """
     settings = replace(
-        read,
-        services=tuple(read.endpoints),
+        EventBusSettings.read(host.variables),
+        services=SERVICES,
+        services_file=None,
+        publish_tokens=(),
         receiver=f"{host.url}/receiver",
         hardened=host.hardened,
     )
-    sample = Mount("/receiver", create_receiver(host.environment.clock))
-    web = create_api(settings, host.broker, host.environment.clock, (sample,))
+    web = create_api(settings, host.broker, host.environment.clock)
+    web.mount("/receiver", create_receiver(host.environment.clock))
     async with running(host, create_push(settings)) as service, opened(web):
         yield Running((service,), web)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hopback.runtime import Clock, SystemClock
@@ -27,12 +27,11 @@ hours.
 
 @dataclass(slots=True)
 class _Behaviour:
-    """How a service answers: with which status, to how many events, and to which type of event."""
+    """How a service answers. Without `times` it applies to all events."""
 
-    status: int = 200
-    times: int | None = None
-    type: str | None = None
-    delay_ms: int = 0
+    status: int
+    times: int | None
+    delay_ms: int
 
     def answers(self) -> bool:
         """Return whether this behaviour applies, and decrement the number of remaining events."""
@@ -51,7 +50,7 @@ class _Receiver:
             lambda: deque(maxlen=_MOST_REMEMBERED)
         )
 
-    async def receive(self, request: Request) -> JSONResponse:
+    async def receive(self, request: Request) -> Response:
         service, event = request.path_params["service"], await json_body(request, with_nul=True)
         kind = event.get("type")
         known = (self._behaviours[service].get(each) for each in (str(kind), None))
@@ -64,12 +63,12 @@ class _Receiver:
         self._seen[service].append(
             {
                 "id": event.get("id"),
-                "type": event.get("type"),
+                "type": kind,
                 "attempt": int(request.headers.get("x-attempt", "0")),
                 "answered": status,
             }
         )
-        return JSONResponse({"answered": status}, status)
+        return Response(status_code=status)  # statuses such as 204 must not have a body
 
     async def show(self, request: Request) -> JSONResponse:
         """List the events that a service has received, with the status of each response."""
@@ -80,16 +79,17 @@ class _Receiver:
         service.
         """
         body = await json_body(request)
-        behaviour = _Behaviour(
-            status=_number(body, "status", 200, 200, 599) or 200,
-            times=_number(body, "times", None, 0, 1_000_000),
-            type=body.get("type"),
-            delay_ms=_number(body, "delayMs", 0, 0, 600_000) or 0,
-        )
+        kind = body.get("type")
+        if not isinstance(kind, str | None):
+            raise RequestRefused("type: expected text")
         behaviours = self._behaviours[request.path_params["service"]]
         if not body:
             behaviours.clear()
-        behaviours[behaviour.type] = behaviour
+        behaviours[kind] = _Behaviour(
+            _number(body, "status", 200, 200, 599) or 200,
+            _number(body, "times", None, 0, 1_000_000),
+            _number(body, "delayMs", 0, 0, 600_000) or 0,
+        )
         return JSONResponse(dict(body))
 
 

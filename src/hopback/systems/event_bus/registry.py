@@ -54,13 +54,12 @@ class ServiceRegistry:
         self._settings = settings
         self._variables = variables
         self._stamp: tuple[int, int] | None = None
-        self._targets = {
-            service: PushTarget(url, settings.timeout_ms / 1000, settings.concurrency)
-            for service, url in settings.endpoints.items()
-        }
         if settings.services_file is not None:
             self._stamp = _stamp(settings.services_file)
             self._targets = self._read(settings.services_file)
+        else:
+            entries = {service: _ServiceEntry(url) for service, url in settings.endpoints.items()}
+            self._targets = self._make_targets("SERVICES or RECEIVER_URL", entries)
 
     def targets(self) -> Mapping[str, PushTarget]:
         """Return the endpoints of all services. The file is read again if it has changed."""
@@ -80,24 +79,34 @@ class ServiceRegistry:
     def _read(self, file: Path) -> dict[str, PushTarget]:
         try:
             entries = msgspec.toml.decode(file.read_bytes(), type=dict[str, _ServiceEntry])
-            targets = {service: self._target(service, entry) for service, entry in entries.items()}
-            event_bus(tuple(targets))
-        except (OSError, msgspec.DecodeError, InvalidTopology) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise SettingsError(f"SERVICES_FILE: {file}: {error}") from None
-        return targets
+        return self._make_targets("SERVICES_FILE", entries)
 
-    def _target(self, service: str, entry: _ServiceEntry) -> PushTarget:
+    def _make_targets(
+        self, source: str, entries: Mapping[str, _ServiceEntry]
+    ) -> dict[str, PushTarget]:
+        try:
+            event_bus(tuple(entries))
+        except InvalidTopology as error:
+            raise SettingsError(f"{source}: {error}") from None
+        return {
+            service: self._make_target(f"{source}: [{service}]", entry)
+            for service, entry in entries.items()
+        }
+
+    def _make_target(self, place: str, entry: _ServiceEntry) -> PushTarget:
         named = {"bearer": entry.bearer_env, "secret": entry.secret_env}
         secrets = {each: self._variables.get(name, "") for each, name in named.items() if name}
         if not all(secrets.values()):
             raise SettingsError(
-                f"SERVICES_FILE: [{service}]: bearer_env and secret_env: expected a variable that is set"
+                f"{place}: bearer_env and secret_env: expected a variable that is set"
             )
         seconds, most = self._settings.timeout_ms / 1000, self._settings.concurrency
         try:
             return PushTarget(entry.url, seconds, most, entry.headers, **secrets)
         except InvalidDeclaration as error:
-            raise SettingsError(f"SERVICES_FILE: [{service}]: {error.problems[0]}") from None
+            raise SettingsError(f"{place}: {error.problems[0]}") from None
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

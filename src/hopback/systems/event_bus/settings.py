@@ -15,7 +15,8 @@ _SHORTEST_TOKEN = 16
 
 def _read_tokens(text: str) -> tuple[str, ...]:
     found = tuple(filter(None, map(str.strip, text.split(","))))
-    if any(len(token) < _SHORTEST_TOKEN for token in found):
+    # A list without tokens must not allow every client to publish.
+    if not found or any(len(token) < _SHORTEST_TOKEN for token in found):
         raise ValueError(f"tokens of at least {_SHORTEST_TOKEN} characters")
     return found
 

@@ -51,7 +51,7 @@ def create_consumers(settings: FreeFlowSettings, handlers: Mapping[str, Handle] 
             )
         if key not in handlers:
             same = [one for one in handlers if one.partition(".")[0] == key.partition(".")[0]]
-            raise Hopeless(f"{key}: expected one of {', '.join(same)}")
+            raise Hopeless(f"{key}: expected one of {', '.join(same or handlers)}")
         async with database.transaction() as tx:
             # If there is no message id, two equal events can't be distinguished from a redelivery.
             # Both are counted.

@@ -151,7 +151,10 @@ async def _count_failure(event: DomainEvent) -> None:
 
 @_on("alarm.raised")
 async def _raise_alarm(event: DomainEvent) -> None:
-    await event.add(alarms, event.text("id"), text=event.text("text"), cleared=False)
+    """Raise an alarm, also if it was raised and cleared before."""
+    alarm_id, text = event.text("id"), event.text("text")
+    await event.add(alarms, alarm_id, text=text, cleared=False)
+    await event.change(alarms, alarm_id, text=text, cleared=False)
 
 
 @_on("alarm.cleared")
@@ -162,7 +165,7 @@ async def _clear_alarm(event: DomainEvent) -> None:
 
 @_on("document.created")
 async def _create_document(event: DomainEvent) -> None:
-    title, words = event.text("title"), len(str(event.data.get("text", "")).split())
+    title, words = event.text("title"), len(str(event.data.get("text") or "").split())
     await event.add(documents, event.text("id"), title=title, words=words, archived=False)
 
 
@@ -175,7 +178,7 @@ async def _archive_document(event: DomainEvent) -> None:
 @_on("workflow.started")
 async def _start_workflow(event: DomainEvent) -> None:
     steps = event.data.get("steps")
-    if not isinstance(steps, int) or not 1 <= steps <= 100:
+    if type(steps) is not int or not 1 <= steps <= 100:
         raise Hopeless("steps: expected 1 to 100")
     await event.add(workflows, event.text("id"), owner=event.text("owner"), steps=steps, done=0)
 

@@ -36,7 +36,7 @@ class FreeFlowSettings(EnvironmentSettings):
             ]
             return [f"{name}: expected {text}, got {variables.get(name)!r}" for name, text in named]
         except ValueError as error:
-            return [f"FREEFLOW_DOMAINS or FREEFLOW_TIERS: expected {error}"]
+            return [f"FREEFLOW_DOMAINS or FREEFLOW_TIERS: {error}"]
         return ()
 
     def topology(self) -> Topology:

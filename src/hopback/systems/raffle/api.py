@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import uuid
 
 from starlette.applications import Starlette
@@ -27,15 +26,11 @@ from hopback.systems.web import (
     web_application,
 )
 
-_LOG = logging.getLogger("hopback.systems.raffle.publisher")
-
 
 def create_api(settings: RaffleSettings, broker: Broker) -> Starlette:
     """Return the web application of the raffle."""
     database = Database(settings.database, tables=raffles.METADATA, relays=False)
-    publisher = TopologyPublisher(
-        broker, settings.topology(), name="raffle api", on_state=_log_state
-    )
+    publisher = TopologyPublisher(broker, settings.topology(), name="raffle api")
 
     async def create_user(request: Request) -> JSONResponse:
         """Publish a user with a new id. The consumer inserts it into the database."""
@@ -94,11 +89,6 @@ def create_api(settings: RaffleSettings, broker: Broker) -> Starlette:
         database=database,
         languages=("pt", "en") if settings.language == "pt" else ("en", "pt"),
     )
-
-
-def _log_state(state: object, reason: str) -> None:
-    if reason:
-        _LOG.warning("the broker connection is %s: %s", state, reason)
 
 
 def _choose_id(key: str | None, name: str, email: str) -> str:

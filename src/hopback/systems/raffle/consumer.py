@@ -66,20 +66,24 @@ _MOST_LOGGED = 2000
 """How many bytes of a dropped message are logged. The table contains all of them."""
 
 
-class _Pause:
+class GrowingPause:
     """A pause that is doubled after each consecutive failure, from one second to one minute."""
 
     def __init__(self) -> None:
-        self.failures = 0
+        self._seconds = 1.0
 
     def grow(self) -> Snooze:
-        self.failures += 1
-        return Snooze(min(2.0 ** (self.failures - 1), _LONGEST_PAUSE))
+        pause = Snooze(self._seconds)
+        self._seconds = min(2 * self._seconds, _LONGEST_PAUSE)
+        return pause
+
+    def reset(self) -> None:
+        self._seconds = 1.0
 
 
 def create_dead_letter_consumer(settings: RaffleSettings) -> App:
     """Return the application that inserts users from `raffle_dlq`."""
-    database, pause = Database(settings.database, tables=METADATA, relays=False), _Pause()
+    database, pause = Database(settings.database, tables=METADATA, relays=False), GrowingPause()
     topology = consume_dead_letters(settings.topology())
     app = App("raffle dead letters", topology=topology, lifespan=database.lifespan)
 
@@ -112,7 +116,7 @@ def create_dead_letter_consumer(settings: RaffleSettings) -> App:
                 "%d dead letters are kept: %s: %s", len(users), type(error).__name__, error
             )
             return [pause.grow()] * len(users)
-        pause.failures = 0
+        pause.reset()
         _LOG.info("%d dead letters were inserted", len(users))
         return None
 

@@ -15,7 +15,7 @@ from hopback.systems.ratatoskr.settings import RatatoskrSettings
 
 _EVERY = 5.0
 """Seconds between two orders, so that a reader can follow each one."""
-_KNOWN = ("delivery-limit-feeds-retry", "looking-deletes")
+KNOWN_HAZARDS = ("delivery-limit-feeds-retry", "looking-deletes")
 """Errors of `topology check` that are accepted. The documented form can lose messages since
 RabbitMQ 4.0.
 """
@@ -45,7 +45,7 @@ SYSTEM = System(
         Part("hopback.systems.ratatoskr.parts:create_web", "publishing over HTTP", is_web=True),
         Part("hopback.systems.ratatoskr.parts:events", "handles the events"),
     ),
-    run_together(RatatoskrSettings, create_api, create_consumer, accepts=_KNOWN),
+    run_together(RatatoskrSettings, create_api, create_consumer, accepts=KNOWN_HAZARDS),
     _traffic,
     (
         Try("place an order", f"curl {{url}}/events -d '{_ORDER}'"),
@@ -55,5 +55,4 @@ SYSTEM = System(
             "curl -X PUT {url}/warehouse -d '{\"open\": false}'",
         ),
     ),
-    _KNOWN,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import Boolean, Column, Integer, MetaData, Table, Text, insert, select, update
+from sqlalchemy import Boolean, Column, Integer, MetaData, Table, Text, select, update
 
 from hopback.store import Transaction
 
@@ -118,6 +118,6 @@ async def _advance(tx: Transaction, order_id: str, before: str, after: str) -> d
 
 async def open_warehouse(tx: Transaction, *, is_open: bool) -> None:
     """Open or close the warehouse. This takes effect in all processes."""
-    changed = await tx.execute(update(_warehouse).values(closed=not is_open))
-    if not changed.rowcount:
-        await tx.execute(insert(_warehouse).values(id=1, closed=not is_open))
+    closed = {"closed": not is_open}
+    row = tx.insert(_warehouse).values(id=1, **closed)
+    await tx.execute(row.on_conflict_do_update(index_elements=["id"], set_=closed))
