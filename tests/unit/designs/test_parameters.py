@@ -196,7 +196,8 @@ def test_freeflow_accepts_domains_and_tiers() -> None:
     assert waits == [None, 10_000, 3_600_000, None, None, 10_000, 3_600_000]
     assert _said("freeflow", {"domains": "a.b", "tiers": "soon", "audit": "user.*"}) == [
         "params.domains: expected words separated by commas, got 'a.b'",
-        "params.tiers: expected a duration like 5s, 1m30s or 250ms, each once, separated by commas, got 'soon'",
+        "params.tiers: expected a duration like 5s, 1m30s or 250ms, each once, separated by commas,"
+        " got 'soon'",
     ]
     assert _said("freeflow", {"audit": "user.*"}) == [
         "params.audit: expected keys that match audit.retry, got 'user.*'"
