@@ -97,7 +97,7 @@ async def pause(dead_letters: DeadLetters, job: str, form: str) -> None:
     output(form, found, lambda: _print_effect(found, "will pause"))
 
 
-@jobs.command(short_help="Resume a paused, interrupted or failed job.")
+@jobs.command(short_help="Resume a paused, interrupted, failed or stopped job.")
 @_job_argument
 @dead_letter_command
 @form_option
