@@ -182,8 +182,8 @@ class SpecBuilder:
         found.
         """
         asked, queue = request.selection, request.queue
-        is_free = snapshot.cost(queue).price is Price.FREE
-        follows_last = bool(asked.last_digest) and (is_free or bool(asked.filter))
+        is_safe = snapshot.cost(queue).price is not Price.REFUSED
+        follows_last = bool(asked.last_digest) and (is_safe or bool(asked.filter))
         if not follows_last and (request.expected_count is None or not asked.filter):
             if asked.is_planned and asked.limit is not None and span < asked.limit:
                 raise CountMismatch(asked.limit, span)
@@ -200,7 +200,11 @@ class SpecBuilder:
             raise CountMismatch(asked.count or 0, dry_run.matching if asked.filter else span)
         if not asked.filter:
             return end, end
-        return end, dry_run.sought_matching if end == place else None
+        if end == place or request.expected_count is None:
+            return end, dry_run.sought_matching if end == place else None
+        dry_run = DryRun(asked, source, now)  # the plan has only read the first messages
+        await dry_run.read(self.broker, snapshot, end, on_progress)
+        return end, dry_run.matching
 
     async def build_for_failures(
         self, job: JobRecord, journal: Journal, by: Who, reason: str, new_job: str
