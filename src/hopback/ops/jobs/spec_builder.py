@@ -55,6 +55,8 @@ def check_request(request: JobRequest) -> None:
         raise BadRequest("selection.ids", "selection.session to be set too")
     if selection.limit == 0:
         raise BadRequest("selection.limit", "1 or more, got 0")
+    if selection.is_planned and selection.limit is None and not selection.session:
+        raise BadRequest("selection.count", "selection.limit to be set too, as by a plan")
     if selection.queue not in ("", request.queue):
         raise BadRequest("selection.queue", f"{request.queue!r}, got {selection.queue!r}")
     parse_filter(selection.filter)
