@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 from msgspec import structs
 
-from hopback.errors import CountMismatch
+from hopback.broker.embedded import EmbeddedManagement
+from hopback.errors import BadRequest, BrokerError, CountMismatch, QueueBusy
 from hopback.message import Message
-from hopback.ops.contract.requests import Selection, Settings, Target, TargetKind
+from hopback.ops.brokers.managed_broker import ManagedBroker
+from hopback.ops.contract.requests import (
+    Selection,
+    SessionRequest,
+    Settings,
+    Target,
+    TargetKind,
+)
+from hopback.ops.contract.search import SearchRequest
+from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
-from hopback.topology.model import Queue
+from hopback.topology.model import Queue, QueueType
 from hopback.version import BrokerVersion
-from tests.unit.ops.shop import DLQ, MAIN, open_shop, properties, redrive
+from tests.unit.ops.shop import DLQ, MAIN, discard, open_shop, properties, redrive
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from hopback.ops.contract.requests import RedriveRequest
     from tests.unit.ops.shop import Shop
 
@@ -60,6 +74,14 @@ async def test_job_leaves_new_messages_if_others_have_left_since_its_plan(
         assert (shop.bodies(MAIN), shop.bodies(DLQ)) == ([b"2", b"3"], [b"new1", b"new2"])
 
 
+async def test_count_without_limit_is_refused() -> None:
+    """A caller may expect that the job discards 3 messages, but a count does not limit it."""
+    async with open_shop() as shop:
+        await shop.park(5)
+        with pytest.raises(BadRequest, match=r"selection\.limit"):
+            await shop.operations.start(discard(selection=Selection(count=3)))
+
+
 @in_virtual_time
 async def test_expected_count_is_checked_if_plan_has_only_read_first_messages() -> None:
     async with open_shop(settings=Settings(count_scan=10)) as shop:
@@ -75,6 +97,81 @@ async def test_expected_count_is_checked_if_plan_has_only_read_first_messages() 
             await shop.operations.start(await planned(5))
         job = await shop.operations.start(await planned(30))
         assert (await shop.operations.wait(job.id)).counts.done == 30
+
+
+@pytest.mark.parametrize("kind", list(QueueType)[:2])
+@in_virtual_time
+async def test_requests_that_read_a_queue_at_the_same_time_each_read_all_messages(
+    kind: QueueType,
+) -> None:
+    """Each of them read only the messages that the others did not hold. A quorum queue also lost
+    its order.
+    """
+    async with open_shop() as shop:
+        await _declare(shop, Queue("dead", kind))
+        await shop.park(2500, queue="dead")
+        operations = shop.operations
+
+        async def plan() -> int | None:
+            request = redrive(queue="dead", selection=Selection(filter="id:m*"))
+            return (await operations.plan(request)).selection.count
+
+        async def export() -> int:
+            return len([line async for line in operations.export("dead")])
+
+        async def search() -> int:
+            request = SearchRequest("id:m*", ("dead",), 0)
+            return [report async for report in operations.search(request)][-1].matching
+
+        async def look() -> int:
+            view = await operations.open_session("dead", SessionRequest(2500))
+            await operations.return_messages(view.id)
+            return view.held
+
+        found = await asyncio.gather(plan(), plan(), export(), search(), export(), look())
+        assert found == [2500] * 6
+        assert shop.bodies("dead") == [b"%d" % number for number in range(2500)]
+
+
+@in_virtual_time
+async def test_request_is_refused_while_another_reads_the_queue_for_long() -> None:
+    async with open_shop() as shop:
+        await shop.park(3)
+        lines = shop.operations.export(DLQ)
+        await anext(lines)  # a slow client
+        with pytest.raises(QueueBusy, match=r"another request reads 'orders\.dlq'"):
+            await shop.operations.plan(redrive())
+        await lines.aclose()
+        assert (await shop.operations.plan(redrive())).selection.count == 3
+
+
+@in_virtual_time
+async def test_incomplete_read_is_reported_if_another_process_holds_messages() -> None:
+    """Both processes have counted all messages before they start to read."""
+    async with open_shop() as shop, _second_process(shop) as other:
+        await shop.park(2500)
+
+        async def export(operations: Operations) -> list[bytes]:
+            return [line async for line in operations.export(DLQ)]
+
+        found = await asyncio.gather(export(shop.operations), export(other), return_exceptions=True)
+        errors = [str(each) for each in found if isinstance(each, BrokerError)]
+        assert errors
+        assert "of 2,500 messages in 'orders.dlq' could not be read" in errors[0]
+        request = redrive(selection=Selection(filter="id:m*"))
+        plans = await asyncio.gather(shop.operations.plan(request), other.plan(request))
+        partial = [plan for plan in plans if plan.seen < 2500]
+        assert partial
+        for plan in partial:
+            assert any("could not be read" in warning for warning in plan.warnings)
+
+
+@asynccontextmanager
+async def _second_process(shop: Shop) -> AsyncIterator[Operations]:
+    management = EmbeddedManagement(shop.broker)
+    managed = ManagedBroker(shop.broker, management=management, topologies=(shop.topology,))
+    async with Operations(managed) as operations:
+        yield operations
 
 
 @pytest.mark.parametrize(

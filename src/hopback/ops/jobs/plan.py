@@ -158,6 +158,12 @@ async def _run_dry(
     count = min(spec.span, most)
     await dry_run.read(specs.broker, snapshot, count, on_progress)
     unread = _unread_text(dry_run.not_looked_into)
+    if dry_run.seen < count:
+        missing = f"{count - dry_run.seen:,} of {count_of(count)}"
+        return [
+            f"{missing} could not be read, because other clients hold or have removed them",
+            *unread,
+        ]
     if count < spec.span:
         return [f"only the first {count:,} of {spec.span:,} messages were read", *unread]
     return unread
