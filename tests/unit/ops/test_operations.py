@@ -11,9 +11,10 @@ from msgspec import structs
 
 from hopback.broker.embedded import EmbeddedManagement
 from hopback.errors import BadRequest, BrokerError, CountMismatch, QueueBusy
-from hopback.message import Message
+from hopback.message import Message, Properties
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import (
+    Pace,
     Selection,
     SessionRequest,
     Settings,
@@ -21,6 +22,7 @@ from hopback.ops.contract.requests import (
     TargetKind,
 )
 from hopback.ops.contract.search import SearchRequest
+from hopback.ops.contract.values import JobState
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
@@ -97,6 +99,63 @@ async def test_expected_count_is_checked_if_plan_has_only_read_first_messages() 
             await shop.operations.start(await planned(5))
         job = await shop.operations.start(await planned(30))
         assert (await shop.operations.wait(job.id)).counts.done == 30
+
+
+_BY_PRIORITY = (
+    ("3.10", Queue("dead", arguments={"x-max-priority": 9})),
+    ("4.0", Queue("dead", QueueType.QUORUM, arguments={"x-delivery-limit": 1_000_000})),
+    ("4.3", Queue("dead", QueueType.QUORUM, arguments={"x-delivery-limit": 1_000_000})),
+)
+
+
+def _with_priority(text: str, priority: int | None) -> Message:
+    found = Properties(message_id=text, delivery_mode=2, priority=priority)
+    return Message("", "dead", text.encode(), found)
+
+
+@pytest.mark.parametrize(("version", "queue"), _BY_PRIORITY)
+@pytest.mark.parametrize("is_interrupted", [False, True])
+@in_virtual_time
+async def test_job_stops_if_queue_delivers_new_messages_first(
+    version: str, queue: Queue, is_interrupted: bool
+) -> None:
+    """A discard removed the new messages and left as many selected ones in the queue."""
+    async with open_shop(version=BrokerVersion.parse(version)) as shop:
+        await _declare(shop, queue)
+        await shop.publish(_with_priority(f"old{n}", 0) for n in range(3000))
+        request = discard(queue="dead", confirm="dead", pace=Pace(rate=200, in_flight=1))
+        plan = await shop.operations.plan(request)
+        job = await shop.operations.start(structs.replace(request, selection=plan.selection))
+        await asyncio.sleep(2)
+        if is_interrupted:
+            await shop.operations.interrupt(job.id)
+        await shop.publish(_with_priority(f"new{n}", 9) for n in range(20))
+        if is_interrupted:
+            await shop.operations.resume(job.id)
+        for _ in range(2):
+            job = await shop.operations.wait(job.id)
+            assert job.state is JobState.FAILED
+            left = shop.bodies("dead")
+            assert sum(body.startswith(b"new") for body in left) == 20
+            assert len(left) == 3020 - job.counts.done
+            await shop.operations.resume(job.id)  # ends again with the reason
+        await shop.operations.wait(job.id)
+
+
+@pytest.mark.parametrize(("version", "queue"), _BY_PRIORITY)
+@in_virtual_time
+async def test_job_completes_in_queue_with_several_priorities(version: str, queue: Queue) -> None:
+    async with open_shop(version=BrokerVersion.parse(version)) as shop:
+        await _declare(shop, queue)
+        await shop.publish(_with_priority(f"a{n}", n % 8 or None) for n in range(1500))
+        view = await shop.operations.open_session("dead", SessionRequest(200))
+        await shop.operations.return_messages(view.id)
+        await shop.publish(_with_priority(f"b{n}", n % 8 or None) for n in range(1500))
+        request = discard(queue="dead", confirm="dead", pace=Pace(rate=2000))
+        plan = await shop.operations.plan(request)
+        job = await shop.operations.start(structs.replace(request, selection=plan.selection))
+        job = await shop.operations.wait(job.id)
+        assert (job.state, job.counts.done) == (JobState.COMPLETED, 3000), job.state_reason
 
 
 @pytest.mark.parametrize("kind", list(QueueType)[:2])
