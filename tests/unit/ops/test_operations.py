@@ -84,6 +84,18 @@ async def test_count_without_limit_is_refused() -> None:
             await shop.operations.start(discard(selection=Selection(count=3)))
 
 
+async def test_limit_with_session_is_refused() -> None:
+    """The limit was ignored, and the job discarded all messages of the session."""
+    async with open_shop() as shop:
+        await shop.park(5)
+        view = await shop.operations.open_session(DLQ)
+        selection = Selection(session=view.id, limit=2)
+        with pytest.raises(BadRequest, match=r"selection\.limit"):
+            await shop.operations.start(discard(selection=selection))
+        with pytest.raises(BadRequest, match=r"selection\.limit"):
+            await anext(shop.operations.export(DLQ, selection))
+
+
 @in_virtual_time
 async def test_expected_count_is_checked_if_plan_has_only_read_first_messages() -> None:
     async with open_shop(settings=Settings(count_scan=10)) as shop:
