@@ -113,6 +113,33 @@ async def test_expected_count_is_checked_if_plan_has_only_read_first_messages() 
         assert (await shop.operations.wait(job.id)).counts.done == 30
 
 
+@pytest.mark.parametrize("kind", list(QueueType)[:2])
+@pytest.mark.parametrize("room", [0, 10])
+@pytest.mark.parametrize("count", [21, 60, 600])
+@in_virtual_time
+async def test_job_ends_if_target_refuses_all_messages_of_first_consumer(
+    kind: QueueType, room: int, count: int
+) -> None:
+    """The first consumer has a prefetch of 20. The job waited forever for message 21, and could not
+    be cancelled.
+    """
+    async with open_shop() as shop:
+        limits: dict[str, int | str] = {"x-max-length": room, "x-overflow": "reject-publish"}
+        await _declare(shop, Queue("dead", kind), Queue("full", arguments=limits))
+        await shop.park(count, queue="dead")
+        target = Target(TargetKind.QUEUE, routing_key="full")
+        job = await shop.operations.start(redrive(queue="dead", target=target))
+        async with asyncio.timeout(120):
+            job = await shop.operations.wait(job.id)
+        assert (job.state, "gave up after 5 attempts" in job.state_reason) == (
+            JobState.FAILED,
+            True,
+        )
+        moved, left = shop.bodies("full"), shop.bodies("dead")
+        assert job.counts.done == len(moved) >= room
+        assert sorted(moved + left) == sorted(b"%d" % number for number in range(count))
+
+
 _BY_PRIORITY = (
     ("3.10", Queue("dead", arguments={"x-max-priority": 9})),
     ("4.0", Queue("dead", QueueType.QUORUM, arguments={"x-delivery-limit": 1_000_000})),

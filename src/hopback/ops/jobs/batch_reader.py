@@ -74,7 +74,14 @@ class BatchReader:
         )
 
     async def take(self, sender: Sender) -> list[SelectedMessage]:
-        """Return the next batch. This only waits for its first message."""
+        """Return the next batch. This only waits for its first message.
+
+        The batch is empty if a sent message has failed. Failed messages stay unacked, so the queue
+        may not deliver others until they were retried.
+        """
+        await sender.wait_for_results(lambda: self._driver.has_delivered)
+        if sender.is_troubled:
+            return []
         batch, self._anchor = self._anchor, []
         first = None if self._driver.is_exhausted else await self._take_next()
         if first is not None:
