@@ -48,8 +48,8 @@ async def export_queue(
                 yield write_line(delivery, dead_letter)
     if place < count and not cost.is_stream:
         raise BrokerError(
-            f"{count - place:,} of {count_of(count)} in {queue!r} could not be read, because other"
-            " clients hold or have removed them"
+            f"{count - place:,} of {count_of(count)} in {queue!r} could not be read: other clients hold"
+            " them, or they have left the queue"
         )
 
 

@@ -161,7 +161,7 @@ async def _run_dry(
     if dry_run.seen < count:
         missing = f"{count - dry_run.seen:,} of {count_of(count)}"
         return [
-            f"{missing} could not be read, because other clients hold or have removed them",
+            f"{missing} could not be read: other clients hold them, or they have left the queue",
             *unread,
         ]
     if count < spec.span:
