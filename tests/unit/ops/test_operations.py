@@ -227,7 +227,7 @@ async def test_requests_that_read_a_queue_at_the_same_time_each_read_all_message
             return view.held
 
         found = await asyncio.gather(plan(), plan(), export(), search(), export(), look())
-        assert found == [2500] * 6
+        assert list(found) == [2500] * 6
         assert shop.bodies("dead") == [b"%d" % number for number in range(2500)]
 
 
