@@ -495,6 +495,12 @@ class CountMismatch(OperationRefused):
         super().__init__(f"expected {expected:,} messages, found {found:,}. No message was changed")
 
 
+class QueueBusy(OperationRefused):
+    """Raised when another request of the same process reads the queue for a long time."""
+
+    remedy: ClassVar[str] = "Wait until the other search, survey, export or review of it ends."
+
+
 class _HasId(Protocol):
     @property
     def id(self) -> str: ...

@@ -13,7 +13,7 @@ from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
 from hopback.headers import Failure, failure_json, read_deaths
 from hopback.headers.names import OURS
-from hopback.headers.raw import cut_properties, message_id_in, text_header_in
+from hopback.headers.raw import cut_properties, message_id_in, priority_in, text_header_in
 from hopback.message import Properties
 from hopback.policy.redrive import RedriveOccasion, Redriver, redrive_message
 from hopback.topology.plan import Fact
@@ -186,6 +186,7 @@ def test_joined_pieces_of_properties_equal_the_properties(made: Properties, entr
     cut = cut_properties(raw)
     assert cut is not None
     assert message_id_in(raw) == made.message_id
+    assert priority_in(raw) == made.priority
     assert cut.has_user == (made.user_id is not None)
     joined = decode_properties(cut.join(cut.entries))
     assert joined == replace(decode_properties(raw), delivery_mode=2, expiration=None)

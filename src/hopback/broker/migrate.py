@@ -30,13 +30,17 @@ from hopback.errors import BrokerError, PreconditionFailed, UnsafeOperation
 from hopback.headers import Mark, properties_for_move, retry_properties
 from hopback.message import Delivery, Message, Properties
 from hopback.policy.reading import failures_so_far
+from hopback.text import count_of
 from hopback.topology.diff import diff
+from hopback.topology.effective import effective_arguments
 from hopback.topology.expand import NO_DELIVERY_LIMIT, SHADOW, retry_queues
 from hopback.topology.model import Binding, Queue, QueueType, Topology
 from hopback.topology.plan import Count, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hopback.topology.model import Policy
 
 
 # Maximum number of unconfirmed messages. It hides the latency of confirms. A crash duplicates at
@@ -174,6 +178,10 @@ class Replacement:
     bindings: tuple[Binding, ...]
     plan: Plan | None
     resumed: bool = False
+    room: int | None = None
+    """The number of messages for which the new queue has room. It is None if there is no limit, and 0
+    if only the size of the messages is limited, which is not known over AMQP.
+    """
 
     @property
     def shadow(self) -> Queue:
@@ -254,7 +262,20 @@ def _replacement(queue: Queue, desired: Topology, live: Topology, resumed: bool)
     )
     # Return the plan that defines how attempts of this queue are counted.
     carried = (p for p in desired.plans if queue.name in (p.queue, *dict(retry_queues(p))))
-    return Replacement(queue, now.type if now else queue.type, unique, next(carried, None), resumed)
+    old_type, plan = now.type if now else queue.type, next(carried, None)
+    return Replacement(queue, old_type, unique, plan, resumed, _room(queue, now, live.policies))
+
+
+def _room(queue: Queue, now: Queue | None, policies: Iterable[Policy]) -> int | None:
+    new = effective_arguments(queue, policies)
+    old = {} if now is None else effective_arguments(now, policies)
+    most_bytes, old_bytes = (each.get("x-max-length-bytes") for each in (new, old))
+    if isinstance(most_bytes, int):
+        fits = isinstance(old_bytes, int) and old_bytes <= most_bytes
+        if not fits:
+            return 0
+    most = new.get("x-max-length")
+    return most if isinstance(most, int) else None
 
 
 async def migrate(
@@ -271,7 +292,8 @@ async def migrate(
 
     Raises:
         UnsafeOperation: If a queue has consumers, if unacked messages are not settled within `patience_s`, if
-            objects other than queues are different, or if there is no management API.
+            objects other than queues are different, if a new queue has no room for its messages, or if
+            there is no management API.
     """
     if planned.obstacles:
         raise UnsafeOperation("no changes were made:\n" + "\n".join(planned.obstacles))
@@ -297,6 +319,7 @@ async def replace_queues(
 ) -> int:
     """Run the three steps. If a previous run was interrupted, continue where it stopped."""
     await emptiness.refuse_busy([one.queue.name for one in replacements])
+    await _check_room(connection, replacements)
     moved = dict.fromkeys((one.queue.name for one in replacements), 0)
     back = dict(moved)
     old = [one for one in replacements if not await _is_new(connection, one.queue)]
@@ -347,6 +370,21 @@ async def replace_queues(
     for one in shadows:
         on_done(f"{one.queue.name}: {back[one.queue.name]} messages are back in the new queue")
     return sum(max(moved[name], back[name]) for name in moved)
+
+
+async def _check_room(connection: Connection, replacements: Iterable[Replacement]) -> None:
+    """Raise UnsafeOperation if a new queue would drop or refuse messages."""
+    for one in replacements:
+        if one.room is None:
+            continue
+        states = [await count_now(connection, name) for name in (one.queue.name, one.shadow.name)]
+        messages = sum(state.messages for state in states if state is not None)
+        if messages > one.room:
+            limit = f"x-max-length {one.room:,}" if one.room else "x-max-length-bytes"
+            raise UnsafeOperation(
+                f"no changes were made: the new form of {one.queue.name!r} limits its length ({limit}),"
+                f" and {count_of(messages)} may not fit. Remove messages, or migrate without this limit"
+            )
 
 
 async def _switch(

@@ -61,6 +61,7 @@ _CODES: dict[type[BaseException], Exit] = {
     errors.NoSuch: Exit.NOT_FOUND,
     errors.NotAllowed: Exit.NOT_ALLOWED,
     errors.CountMismatch: Exit.CONFLICT,
+    errors.QueueBusy: Exit.CONFLICT,
     errors.JobConflict: Exit.CONFLICT,
     errors.LeaseLost: Exit.CONFLICT,
 }

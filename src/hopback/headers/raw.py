@@ -85,6 +85,21 @@ def message_id_in(raw: bytes) -> str | None:
     return None if at != len(raw) else raw[begin:end].decode("utf-8", "surrogateescape")
 
 
+def priority_in(raw: bytes) -> int | None:
+    """Return the priority, or None if it is missing or the properties are invalid."""
+    try:
+        flags, at = (raw[0] << 8) | raw[1], 2
+        if not flags & _PRIORITY:
+            return None
+        for _ in range(sum(1 for flag in _EARLY if flags & flag)):
+            at += 1 + raw[at]
+        if flags & _HEADERS:
+            at += 4 + _unpack_u32(raw, at)[0]
+        return raw[at + 1 if flags & _MODE else at]
+    except (IndexError, struct.error):
+        return None
+
+
 def text_header_in(raw: bytes, name: bytes) -> str | None:
     """Return the value of a string header. Returns None if it is missing, if it is not a string, or if
     the table is invalid.

@@ -26,6 +26,7 @@ from hopback.errors import (
     NoSuch,
     NotAllowed,
     OperationRefused,
+    QueueBusy,
     ServerFailed,
     ServerUnavailable,
     SessionOver,
@@ -74,7 +75,7 @@ _MOST_BYTES = 256 * 1024 * 1024
 """Maximum bytes of a response, or of a line in a stream. A body of 128 MiB in base64 fits."""
 _BY_CODE: dict[str, type[OperationRefused]] = {
     "bad-filter": BadFilter, "count-mismatch": CountMismatch, "session-over": SessionOver,
-    "job-conflict": JobConflict,
+    "job-conflict": JobConflict, "queue-busy": QueueBusy,
 }  # fmt: skip
 _BY_STATUS: dict[int, type[OperationRefused]] = {
     400: BadRequest, 401: NotAllowed, 403: NotAllowed, 404: NoSuch, 409: JobConflict,

@@ -9,7 +9,7 @@ unlike one in memory.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
@@ -85,6 +85,7 @@ from hopback.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from hopback.clock import Clock
     from hopback.message import Delivery
@@ -236,7 +237,8 @@ class Operations:
             await self.lift_limit(queue, reason="to browse it")
             snapshot = await self.broker.snapshot()
         cost = snapshot.cost(queue)
-        session = await self._sessions.open(found, request, cost, self._who, on_progress)
+        async with self.broker.read_alone(queue):
+            session = await self._sessions.open(found, request, cost, self._who, on_progress)
         details = {"session": session.id, "held": session.view.held}
         details |= {"forced": True} if request.force else {}
         try:
@@ -345,14 +347,21 @@ class Operations:
     ) -> JobPlan:
         asked, queue = self._new_spec(request, submission), request.queue
         active = next(iter(await self._active_records(queue)), None)
-        snapshot = await self.broker.snapshot(count=queue)
-        others = await self._find_other_consumers(snapshot, queue, has_job=active is not None)
-        plan = await make_plan(self._specs, asked, snapshot, others, active, on_progress)
+        async with self._read_alone(request):
+            snapshot = await self.broker.snapshot(count=queue)
+            others = await self._find_other_consumers(snapshot, queue, has_job=active is not None)
+            plan = await make_plan(self._specs, asked, snapshot, others, active, on_progress)
         held = 0 if request.selection.session else self._sessions.count_held(queue)
         if not held:
             return plan
         warning = f"browse sessions hold {count_of(held)} of {queue}, which are not selected"
         return structs.replace(plan, warnings=(*plan.warnings, warning))
+
+    def _read_alone(self, request: JobRequest) -> AbstractAsyncContextManager[None]:
+        """Wait for other requests that read the queue, unless a browse session holds the messages."""
+        if request.selection.session:
+            return nullcontext()
+        return self.broker.read_alone(request.queue)
 
     def _new_spec(self, request: JobRequest, submission: Submission) -> JobSpec:
         """Return a job specification that only contains what the caller has requested."""
@@ -375,10 +384,11 @@ class Operations:
         for active in await self._active_records(request.queue):
             raise JobConflict(f"{request.queue!r} has an active job: {active.id}", active)
         asked = self._new_spec(request, submission)
-        snapshot = await self.broker.snapshot(count=request.queue)
         job_id = new_job_id()
-        others = await self._find_other_consumers(snapshot, request.queue, has_job=False)
-        spec, chosen = await self._specs.build(asked, snapshot, job_id, on_progress)
+        async with self._read_alone(request):
+            snapshot = await self.broker.snapshot(count=request.queue)
+            others = await self._find_other_consumers(snapshot, request.queue, has_job=False)
+            spec, chosen = await self._specs.build(asked, snapshot, job_id, on_progress)
 
         async def start_and_audit() -> Job:
             job = await self._runner.start(job_id, spec, snapshot, chosen)

@@ -21,7 +21,7 @@ from hopback.policy import Occasion, attempt_of, decide, effects
 from hopback.policy.decision import Publish
 from hopback.policy.outcome import Retry
 from hopback.topology.expand import SHADOW
-from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -257,6 +257,43 @@ def test_migration_of_queue_with_consumers_is_refused() -> None:
             await migrate(connection, planned)
         await declare(connection, FAITHFUL)  # everything is unchanged
         await channel.close()
+
+    with_broker(play)
+
+
+_POLICY = Policy("short", "^q$", {"max-length": 5}, apply_to="queues")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "policies", "is_refused"),
+    [
+        ({}, {"x-max-length": 5}, (), True),
+        ({}, {"x-max-length": 5, "x-overflow": "reject-publish"}, (), True),
+        ({}, {"x-max-length": 20}, (), False),
+        ({}, {}, (_POLICY,), True),
+        ({}, {"x-max-length-bytes": 1_000_000}, (), True),
+        ({"x-max-length-bytes": 1_000_000}, {"x-max-length-bytes": 1_000_000}, (), False),
+    ],
+    ids=str,
+)
+def test_migration_into_queue_without_room_is_refused(
+    old: dict[str, Any], new: dict[str, Any], policies: tuple[Policy, ...], is_refused: bool
+) -> None:
+    """The new queue dropped the oldest messages, and the shadow was deleted."""
+
+    async def play(connection: Connection) -> None:
+        before = Topology("t", queues=(Queue("q", arguments=old),))
+        desired = Topology("t", queues=(Queue("q", QueueType.QUORUM, arguments=new),))
+        await declare(connection, before)
+        await fill(connection, "q", 20)
+        planned = migration(desired, replace(live(before.queues, before), policies=policies))
+        if is_refused:
+            with pytest.raises(UnsafeOperation, match="20 messages may not fit"):
+                await migrate(connection, planned)
+            assert await count_now(connection, f"q{SHADOW}") is None
+        else:
+            assert await migrate(connection, planned) == 20
+        assert await bodies(connection, "q") == [f"q {n}" for n in range(20)]
 
     with_broker(play)
 

@@ -14,6 +14,7 @@ from hopback.errors import (
     LeaseLost,
     NoSuch,
     NotAllowed,
+    QueueBusy,
     SessionOver,
 )
 from hopback.ops.contract.requests import RedriveRequest
@@ -50,6 +51,7 @@ _JOB = JobRecord(
         (NoSuch("queue", "x"), 5),
         (SessionOver("s-1", "expired"), 5),
         (CountMismatch(1, 2), 6),
+        (QueueBusy("another request reads it"), 6),
         (JobConflict("busy", _JOB), 6),
         (LeaseLost("gone"), 6),
     ],

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakValueDictionary
 
 from msgspec import structs
 
@@ -21,6 +22,7 @@ from hopback.errors import (
     ManagementRefused,
     NoSuch,
     NotFound,
+    QueueBusy,
     UnsafeOperation,
 )
 from hopback.ops.brokers.discovery import DeadLetterQueue, Override, dead_letter_queues
@@ -48,6 +50,8 @@ _MANY_QUEUES = 500
 # seconds to wait for requeued messages, which RabbitMQ normally returns within milliseconds
 _RETURNED_S = 2.0
 _LOOK_AGAIN_S = 0.02  # seconds between two counts of the requeued messages
+# seconds to wait for another request that reads the same queue. Most of them end earlier.
+_OTHER_READER_S = 10.0
 
 
 class ManagementApi(PolicyLedger, Protocol):
@@ -114,6 +118,7 @@ class ManagedBroker:
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
         self._sharing: list[str] = []
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._version: BrokerVersion | None = None
         self._snapshots = Recent(self._read, _FRESH_S, self.clock)
         self._discovered: (
@@ -303,6 +308,39 @@ class ManagedBroker:
             return {name: _depth_of(readings[name]) for name in names if name in readings}
         counted = {name: await self.count_now(name) for name in names}
         return {name: depth for name, depth in counted.items() if depth is not None}
+
+    @asynccontextmanager
+    async def read_alone(self, queue: str) -> AsyncIterator[None]:
+        """Let one request of this process read a queue at a time. Others would miss the messages
+        that it holds, and a quorum queue would not keep its order.
+
+        Raises QueueBusy if another request reads the queue for several seconds.
+        """
+        lock = self._reading.setdefault(queue, asyncio.Lock())
+        was_read = lock.locked()
+        try:
+            async with asyncio.timeout(_OTHER_READER_S):
+                await lock.acquire()
+        except TimeoutError:
+            raise QueueBusy(f"another request reads {queue!r} and holds its messages") from None
+        try:
+            if was_read:
+                await self._wait_until_unconsumed(queue)
+            yield
+        finally:
+            lock.release()
+
+    async def _wait_until_unconsumed(self, queue: str) -> None:
+        """Wait up to 2 s until a queue has no consumers. A quorum queue counts ended consumers until
+        it has requeued their messages.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _RETURNED_S
+        while loop.time() < until:
+            found = await self.count_now(queue)
+            if found is None or not found.consumers:
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def wait_until_ready(self, queue: str, least: int) -> None:
         """Wait up to 2 s until at least `least` messages are ready. Other clients may have taken

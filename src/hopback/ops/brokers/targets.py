@@ -15,6 +15,7 @@ from hopback.message import Delivery, Received
 from hopback.ops.brokers.discovery import DeadLetterQueue, stand_in_plan
 from hopback.ops.contract.requests import Target, TargetKind
 from hopback.policy.reading import origin_of
+from hopback.topology.expand import retry_queues
 from hopback.topology.model import Exchange, Queue
 from hopback.topology.plan import Plan, Redrive
 
@@ -194,5 +195,23 @@ def queues_reached(
                 None if live is None else (*live.reachable_with(source.origins), *source.origins)
             )
         case _:
-            found = source.origins
+            found = _queues_by_design(target, source, live)
     return None if found is None else frozenset(found)
+
+
+def _queues_by_design(
+    target: Target, source: DeadLetterQueue, live: RoutingTable | None
+) -> set[str] | None:
+    """Return the origins and all queues that the targets of their plans lead to, except retry
+    queues.
+    """
+    waiting = {name for plan in source.plans for name, _ in retry_queues(plan)}
+    found = set(source.origins)
+    for way in known_ways(target, source):
+        if not way.exchange:
+            found |= {way.routing_key} - waiting
+        elif live is None:
+            return None
+        else:
+            found |= {*(live.reachable(way.exchange, way.routing_key) or ())} - waiting
+    return found

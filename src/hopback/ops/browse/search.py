@@ -8,12 +8,12 @@ Messages held by browse sessions of this process are also searched.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from hopback.errors import BadRequest, NoSuch, UnsafeOperation
+from hopback.errors import BadRequest, NoSuch, QueueBusy, UnsafeOperation
 from hopback.ops.brokers.browse_cost import check_cost
 from hopback.ops.browse.held import held_by_others, unread_part
 from hopback.ops.browse.walk import walk
@@ -72,6 +72,9 @@ class Search:
         snapshot = await self._broker.snapshot()
         names = self._request.queues or tuple(each.name for each in snapshot.dead_letter_queues)
         sources = [snapshot.dead_letter_queue(name) for name in names]
+        if len(names) == 1:
+            async with self._broker.read_alone(names[0]):
+                pass  # count the messages after another request has requeued them
         # Count over AMQP, because the counts of the management API are some seconds old.
         depths = await self._broker.depths([source.name for source in sources], None)
         held = await held_by_others(self._broker, self._sessions, depths)
@@ -92,9 +95,18 @@ class Search:
             count = counts.get(source.name, 0)
             if count:
                 reports = self._search_queue(source, count, snapshot.cost(source.name))
-                async with aclosing(reports):
-                    async for report in reports:
-                        yield report
+                try:
+                    async with aclosing(reports):
+                        async for report in reports:
+                            yield report
+                except (QueueBusy, UnsafeOperation) as refused:
+                    if len(sources) == 1:
+                        raise
+                    skipped += (SkippedQueue(source.name, str(refused)),)
+        if found.seen < self._total:  # other clients have taken messages since they were counted
+            depths = await self._broker.depths([source.name for source in sources], None)
+            held = await held_by_others(self._broker, self._sessions, depths)
+            held += tuple(each for each in map(unread_part, own) if each is not None)
         yield replace(
             self._report("", 0),
             skipped=skipped,
@@ -154,8 +166,12 @@ class Search:
     ) -> AsyncGenerator[SearchProgress, None]:
         loop, place, found = asyncio.get_running_loop(), 0, self._found
         due = loop.time()
-        connect = self._broker.new_connection
-        async with walk(connect, source.name, count, cost) as messages:
+        async with AsyncExitStack() as stack:
+            if not cost.is_stream:
+                await stack.enter_async_context(self._broker.read_alone(source.name))
+            messages = await stack.enter_async_context(
+                walk(self._broker.new_connection, source.name, count, cost)
+            )
             async for delivery in messages:
                 place += 1
                 found.see(delivery, place, source)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from hopback.errors import NoSuch, SessionOver
+from hopback.errors import BadRequest, NoSuch, SessionOver
 from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.queue_messages import QueueMessages
 from hopback.ops.browse.turns import Turns
@@ -134,7 +134,13 @@ class BrowseSession:
         return ChosenMessages(self, tuple(found), unread)
 
     async def choose(self, selection: Selection) -> ChosenMessages:
-        """Return the selected dead letters. Raises NoSuch if an id is not part of the session."""
+        """Return the selected dead letters.
+
+        Raises NoSuch if an id is not part of the session, and BadRequest if there is a limit, which
+        only selects messages of a queue.
+        """
+        if selection.limit is not None:
+            raise BadRequest("selection.limit", "none with selection.session; name selection.ids")
         found = await self.sift(parse_filter(selection.filter))
         if not selection.ids:
             return found

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from hopback.errors import HopbackError
+from hopback.errors import HopbackError, QueueBusy, UnsafeOperation
 from hopback.ops.browse.archive_survey import ArchiveSurveys
 from hopback.ops.browse.held import describe_session, held_by_others, unread_part
 from hopback.ops.browse.stream_messages import offset_of
@@ -220,12 +221,16 @@ class Surveys:
                 broker=self._documents.broker, queue=one.queue, active=True
             ):
                 continue  # a session or a job has started since the queues were read
-            found = await self._survey(
-                snapshot.dead_letter_queue(one.queue),
-                snapshot.cost(one.queue),
-                one.messages_ready or 0,
-                kept.get(one.queue),
-            )
+            try:
+                found = await self._survey(
+                    snapshot.dead_letter_queue(one.queue),
+                    snapshot.cost(one.queue),
+                    one.messages_ready or 0,
+                    kept.get(one.queue),
+                )
+            except (QueueBusy, UnsafeOperation) as refused:
+                _log.info("queue %s was not surveyed: %s", one.queue, refused)
+                continue
             if one.queue in held:
                 found = replace(found, held=(held[one.queue],))
             await self._documents.write(_SURVEY, {one.queue: found})
@@ -281,8 +286,13 @@ class Surveys:
             for dead_letter in session.dead_letters:
                 seen += 1
                 grouping.add(dead_letter, session.content(dead_letter.id))
-        connect = self._broker.new_connection
-        async with walk(connect, source.name, count, cost, offset=offset) as messages:
+        async with AsyncExitStack() as stack:
+            if not cost.is_stream:
+                await stack.enter_async_context(self._broker.read_alone(source.name))
+            connect = self._broker.new_connection
+            messages = await stack.enter_async_context(
+                walk(connect, source.name, count, cost, offset=offset)
+            )
             async for delivery in messages:
                 if cost.is_stream:
                     newest = offset_of(delivery)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopback.cli.exits import Exit
+from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import clock_text, json_line, on_terminal
+from hopback.errors import ServerUnavailable
 from hopback.ops.cli.dlq_print import about, came_back_text, output
 from hopback.ops.contract.job_meter import JobMeter
 from hopback.ops.contract.requests import JobKind
@@ -188,7 +189,15 @@ async def see_through(dead_letters: DeadLetters, job: Job, form: str, resume: st
     `resume` is the command to print for resuming the job after an interruption.
     """
     with handle_signals() as signals:
-        last = await follow(dead_letters, job, signals, form)
+        try:
+            last = await follow(dead_letters, job, signals, form)
+        except ServerUnavailable as gone:
+            raise CommandFailed(
+                str(gone),
+                do=f"Job {job.id} may continue. `hopback jobs watch {job.id}` follows it as soon as"
+                " the server answers.",
+                code=Exit.UNREACHABLE,
+            ) from gone
         if signals.heard and last.is_active and dead_letters.runs_jobs_here:
             click.echo("Finishing messages in flight. Press Ctrl-C again to exit now.", err=True)
             last = await dead_letters.interrupt(last.id)

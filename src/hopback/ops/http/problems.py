@@ -17,6 +17,7 @@ from hopback.errors import (
     JobConflict,
     NoSuch,
     NotAllowed,
+    QueueBusy,
     SessionOver,
 )
 from hopback.text import one_line
@@ -62,6 +63,7 @@ _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
     (BadFilter, 400, "bad-filter"),
     (BadRequest, 422, "invalid"),
     (CountMismatch, 409, "count-mismatch"),
+    (QueueBusy, 409, "queue-busy"),
     (SessionOver, 404, "session-over"),
     (NoSuch, 404, "not-found"),
     (NotAllowed, 403, "switched-off"),

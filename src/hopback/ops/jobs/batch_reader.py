@@ -16,6 +16,8 @@ from hopback.ops.browse.memory import estimate_memory
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.control import EndJob
+from hopback.ops.jobs.cursor import CursorEvent
+from hopback.ops.jobs.priority_order import PriorityOrder
 from hopback.ops.messages.dead_letter import delivery_count, read_dead_letter
 from hopback.ops.messages.filters import EVERYTHING, parse_filter
 
@@ -67,9 +69,19 @@ class BatchReader:
         self._anchor: list[SelectedMessage] = []
         """The last message of the previous batch, which is sent with the next one (see `cursor`)."""
         self._place = 0
+        self._order = PriorityOrder(
+            snapshot.effective(job.queue), snapshot.version, is_resumed=job.run > 1
+        )
 
     async def take(self, sender: Sender) -> list[SelectedMessage]:
-        """Return the next batch. This only waits for its first message."""
+        """Return the next batch. This only waits for its first message.
+
+        The batch is empty if a sent message has failed. Failed messages stay unacked, so the queue
+        may not deliver others until they were retried.
+        """
+        await sender.wait_for_results(lambda: self._driver.has_delivered)
+        if sender.is_troubled:
+            return []
         batch, self._anchor = self._anchor, []
         first = None if self._driver.is_exhausted else await self._take_next()
         if first is not None:
@@ -105,6 +117,14 @@ class BatchReader:
 
     def _decide(self, delivery: Delivery, size: int, batch: list[SelectedMessage]) -> None:
         self._place += 1
+        if self._order.is_new(delivery) and self._driver.cursor.is_counting:
+            # The job cannot be resumed, because the first messages are other ones now.
+            self._driver.cursor.handle(CursorEvent.SHARED)
+            raise EndJob(
+                JobState.FAILED,
+                f"messages with a higher priority have arrived, and {self._queue.name!r} delivers them"
+                " first; end it, then start a new job",
+            )
         belongs = matches = self._driver.cursor.belongs(delivery)
         if belongs and self._filter.terms:
             dead_letter = read_dead_letter(delivery, self._place, self._queue)

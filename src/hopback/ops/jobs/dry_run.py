@@ -76,6 +76,8 @@ class DryRun:
         self.changes: list[ChangeSample] = []
         self.seen: int = 0
         self.matching: int = 0
+        self.body_bytes: int = 0
+        """The size of the bodies of the matching messages that were read."""
         self.not_looked_into: int = 0
         self.last: str = ""
         """The digest of the last message."""
@@ -122,6 +124,7 @@ class DryRun:
             self.sought_place, self.sought_matching = self.seen, self.matching
         if judged is not Judgement.MATCHES:
             return
+        self.body_bytes += len(delivery.body)
         self.reasons.add(dead_letter)
         self.errors.add(dead_letter)
         if self._redrive is not None:

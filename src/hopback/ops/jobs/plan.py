@@ -35,6 +35,7 @@ from hopback.ops.jobs.dry_run import DryRun
 from hopback.ops.jobs.return_watch import stop_rule_text
 from hopback.ops.jobs.spec_builder import SpecBuilder, check_returns
 from hopback.ops.messages.filters import PAYLOAD_BYTES
+from hopback.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -98,6 +99,7 @@ async def make_plan(
         order=_order_text(request, len(ways)),
         warnings=(
             *_queue_warnings(spec, others, reaches),
+            *_overflow_warnings(snapshot, reaches, counted.count or 0, dry_run.body_bytes),
             *unread,
             *_message_warnings(spec, dry_run, cost, snapshot),
         ),
@@ -156,6 +158,12 @@ async def _run_dry(
     count = min(spec.span, most)
     await dry_run.read(specs.broker, snapshot, count, on_progress)
     unread = _unread_text(dry_run.not_looked_into)
+    if dry_run.seen < count:
+        missing = f"{count - dry_run.seen:,} of {count_of(count)}"
+        return [
+            f"{missing} could not be read: other clients hold them, or they have left the queue",
+            *unread,
+        ]
     if count < spec.span:
         return [f"only the first {count:,} of {spec.span:,} messages were read", *unread]
     return unread
@@ -227,6 +235,30 @@ def _queue_warnings(
         for each in reaches
         if each.consumers == 0
     ]
+    return found
+
+
+def _overflow_warnings(
+    snapshot: BrokerSnapshot, reaches: Iterable[ReachedQueue], count: int, body_bytes: int
+) -> list[str]:
+    """Warn of queues that do not have room for `count` more messages and drop others instead."""
+    found = []
+    for each in reaches:
+        queue = snapshot.effective(each.queue)
+        if queue is None or queue.arguments.get("x-overflow") == "reject-publish":
+            continue
+        most = queue.arguments.get("x-max-length")
+        most_bytes = queue.arguments.get("x-max-length-bytes")
+        limit = ""
+        if isinstance(most, int) and (each.messages or 0) + count > most:
+            limit = count_of(most)
+        elif isinstance(most_bytes, int) and body_bytes > most_bytes:
+            limit = f"{most_bytes:,} bytes"
+        if limit:
+            found.append(
+                f"{each.queue} keeps at most {limit}: when it is full, the broker removes or"
+                " dead-letters messages"
+            )
     return found
 
 

@@ -55,6 +55,8 @@ def check_request(request: JobRequest) -> None:
         raise BadRequest("selection.ids", "selection.session to be set too")
     if selection.limit == 0:
         raise BadRequest("selection.limit", "1 or more, got 0")
+    if selection.is_planned and selection.limit is None and not selection.session:
+        raise BadRequest("selection.count", "selection.limit to be set too, as by a plan")
     if selection.queue not in ("", request.queue):
         raise BadRequest("selection.queue", f"{request.queue!r}, got {selection.queue!r}")
     parse_filter(selection.filter)
@@ -182,8 +184,8 @@ class SpecBuilder:
         found.
         """
         asked, queue = request.selection, request.queue
-        is_free = snapshot.cost(queue).price is Price.FREE
-        follows_last = bool(asked.last_digest) and (is_free or bool(asked.filter))
+        is_safe = snapshot.cost(queue).price is not Price.REFUSED
+        follows_last = bool(asked.last_digest) and (is_safe or bool(asked.filter))
         if not follows_last and (request.expected_count is None or not asked.filter):
             if asked.is_planned and asked.limit is not None and span < asked.limit:
                 raise CountMismatch(asked.limit, span)
@@ -200,7 +202,11 @@ class SpecBuilder:
             raise CountMismatch(asked.count or 0, dry_run.matching if asked.filter else span)
         if not asked.filter:
             return end, end
-        return end, dry_run.sought_matching if end == place else None
+        if end == place or request.expected_count is None:
+            return end, dry_run.sought_matching if end == place else None
+        dry_run = DryRun(asked, source, now)  # the plan has only read the first messages
+        await dry_run.read(self.broker, snapshot, end, on_progress)
+        return end, dry_run.matching
 
     async def build_for_failures(
         self, job: JobRecord, journal: Journal, by: Who, reason: str, new_job: str

@@ -123,7 +123,7 @@ def _common(visit: Visit) -> dict[str, Any]:
 def _selection(visit: Visit) -> Selection:
     """Return the selection of the form. It has not been counted."""
     session, ids = visit.field("session"), tuple(visit.all("ids"))
-    if session:
+    if session or ids:  # ids without a session are refused
         return Selection(session=session, ids=ids, filter="" if ids else visit.field("filter"))
     return visit.read(Selection)
 

@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 import hopback.ops.page
-from hopback.cli.exits import Exit, exit_of
+from hopback.cli.exits import CommandFailed, Exit, exit_of
 from hopback.errors import BadRequest, HopbackError, NoSuch
 from hopback.ops.cli.dlq import (
     get,
@@ -149,6 +149,29 @@ async def test_redrive_by_server_completes_and_exits_with_0(capsys: _Output) -> 
         job = json.loads(capsys.readouterr().out)
         assert (job["state"], job["counts"]["done"]) == ("completed", 5)
         assert (found.held(DLQ), len(found.held(MAIN))) == ([], 5)
+
+
+class _EndingServer(httpx.ASGITransport):
+    """A server that ends while a client follows a job."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/events"):
+            raise httpx.RemoteProtocolError("peer closed connection")
+        return await super().handle_async_request(request)
+
+
+@in_virtual_time
+async def test_lost_server_error_names_job_that_may_continue() -> None:
+    async with raffle() as found:
+        await found.park(3)
+        transport = _EndingServer(create_app(found.operations, first_read_s=None))
+        async with RemoteDeadLetters("http://localhost", transport=transport) as remote:
+            choices = ActionChoices(yes=True, dry_run=False, detailed=False, lift=False)
+            with click.Context(redrive), pytest.raises(CommandFailed) as failed:
+                await run_job(remote, _request(), choices)
+        (job,) = await found.operations.jobs()
+        assert f"hopback jobs watch {job.id}" in failed.value.do
+        assert exit_of(failed.value) is Exit.UNREACHABLE
 
 
 @_BOTH

@@ -5,12 +5,18 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import jwt
 import pytest
 
+from hopback.clock import ManualClock
+from hopback.designs import DESIGNS
 from hopback.message import Message, Properties
+from hopback.ops.http import create_app
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue
-from tests.unit.ops.admin_service import DLQ, MAIN, SECRET, admin, dead_letter, settings
+from hopback.version import BrokerVersion
+from tests.unit.ops.admin_service import DLQ, MAIN, NOW, SECRET, admin, dead_letter, settings
+from tests.unit.ops.service import open_service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -111,6 +117,37 @@ async def test_redrive_to_original_exchange_requires_grant_for_all_bound_queues(
         refused = await service.client.post(_JOBS, json=order, headers=_as("team"))
         assert (refused.status_code, "'vault'" in refused.text) == (403, True)
         assert (await service.client.post(_JOBS, json=order, headers=_as("all"))).status_code == 202
+
+
+@pytest.mark.parametrize("kind", ["design", "retry-exchange"])
+async def test_redrive_by_design_requires_grant_for_all_queues_bound_to_its_exchange(
+    kind: str,
+) -> None:
+    """The retry exchange of this design leads to a queue with a delay, which needs no grant."""
+    team = {"claim": "team", "role": "operator", "queues": ["q.audit", "q.audit.dlq"]}
+    opened = open_service(
+        DESIGNS["file-pipeline"].build({}), BrokerVersion(3, 10), clock=ManualClock(NOW)
+    )
+    async with opened as (broker, operations):
+        app = create_app(
+            operations,
+            environment={"JWT_SECRET": SECRET},
+            first_read_s=None,
+            settings=settings(grants=[team]),
+        )
+        connection = await broker.connect("test")
+        channel = await connection.open_channel()
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1", headers=_as("team")
+        ) as client:
+            order = _order(kind=kind) | {"queue": "q.audit.dlq", "dryRun": True}
+            assert (await client.post(_JOBS, json=order)).status_code == 200
+            await channel.declare_queue(Queue("vault"))
+            await channel.bind(Binding("retry.q.audit", "vault", "retry"))
+            refused = await client.post(_JOBS, json=order)
+            assert (refused.status_code, "'vault'" in refused.text) == (403, True)
+        await connection.close()
 
 
 async def test_retry_of_failures_requires_grant_for_target() -> None:

@@ -80,7 +80,7 @@ async def test_filtered_and_limited_job_starts_on_page(kind: str) -> None:
 @in_virtual_time
 async def test_numbers_of_filtered_job_count_matching_messages() -> None:
     async with admin(*_two_errors(40)) as service:
-        selection = Selection(filter="error:LookupError", count=20)
+        selection = Selection(filter="error:LookupError", limit=40, count=20)
         target = Target(TargetKind.QUEUE, routing_key=MAIN)
         request = RedriveRequest(
             queue=DLQ, selection=selection, reason="x", target=target, pace=Pace(rate=2)
@@ -101,6 +101,15 @@ async def test_numbers_of_filtered_job_count_matching_messages() -> None:
         assert all(f"{done} of 20" in each and f"{done} of 40" not in each for each in listed)
         await service.operations.cancel(job)
         await service.operations.wait(job)
+
+
+async def test_page_refuses_chosen_messages_without_their_session() -> None:
+    """The ids were ignored, and the job moved the whole queue."""
+    async with admin(*_two_errors(4)) as service:
+        form = {"on": "2", "step": "go", "reason": "x", "ramp": "0", "ids": ["1-ab"]}
+        answer = await service.client.post(f"/queues/{DLQ}/re-drive", data=form)
+        assert "selection.session" in answer.text
+        assert await service.operations.jobs() == ()
 
 
 @pytest.mark.parametrize("limit", ["", "45"])
