@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from packaging.requirements import Requirement
 
 from tests.acceptance.running import running
 
@@ -118,3 +119,6 @@ def test_compose_file_builds_containerfile_and_connects_service(folder: Path) ->
     assert all(port.startswith("127.0.0.1:") for port in services["rabbitmq"]["ports"])
     assert "127.0.0.1:5672:5672" in services["rabbitmq"]["ports"]
     assert "/readyz" in shop["healthcheck"]["test"][-1]
+    (requirement,) = (folder / "requirements.txt").read_text().splitlines()
+    assert shop["environment"]["HOPBACK_MANAGEMENT"]
+    assert {"management", "metrics"} <= Requirement(requirement).extras

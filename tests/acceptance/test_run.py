@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.acceptance.conftest import Installed
-    from tests.conftest import SharedNode
+    from tests.harness.shared import SharedNode
 
 
 _SHOP = """
