@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 
 class Int8(int):
@@ -147,8 +147,9 @@ class _ReadOnlyHeaders(dict[str, FieldValue]):
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("expected a copy of the headers, because these are part of a message")
 
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
+    if not TYPE_CHECKING:
+        __setitem__ = __delitem__ = __ior__ = _refuse
+        clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[type[dict[str, FieldValue]], tuple[dict[str, FieldValue]]]:
         return dict, (dict(self),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -67,7 +67,7 @@ class Properties:
             return False
         return all(getattr(self, name) == getattr(other, name) for name in _NAMES)
 
-    __hash__ = None  # type: ignore[assignment]  # headers are a mapping
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # headers are a mapping
 
     def with_changes(self, **changes: Any) -> Properties:
         """Do the same as `dataclasses.replace`, but faster."""

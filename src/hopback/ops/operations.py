@@ -129,7 +129,7 @@ class Operations:
         self.clock: Clock = broker.clock
         self.settings: Settings = settings or Settings()
         self.journal: Journal = journal or MemoryJournal()
-        self.alert_book = AlertBook(self.journal.database)
+        self.alert_book: AlertBook = AlertBook(self.journal.database)
         self._name = broker.journal_name
         self._documents = Documents(self.journal.database, self._name, self.clock)
         self._recognition = Recognition(self._documents)

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import FrozenInstanceError, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeGuard, assert_never
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    Self,
+    TypeAlias,
+    TypeGuard,
+    assert_never,
+)
 
 from hopback.durations import Duration, duration_seconds, parse_wait_ms
 from hopback.errors import InvalidDeclaration, Problem
@@ -39,10 +48,12 @@ class _Raisable(BaseException):
     """
 
     __slots__ = ()
-    __match_args__: ClassVar[tuple[str, ...]] = ()
+
+    def _names(self) -> tuple[str, ...]:
+        return getattr(self, "__match_args__", ())
 
     def _values(self) -> tuple[object, ...]:
-        return tuple(getattr(self, name) for name in self.__match_args__)
+        return tuple(getattr(self, name) for name in self._names())
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -53,7 +64,7 @@ class _Raisable(BaseException):
         return hash((type(self), self._values()))
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__match_args__)
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._names())
         return f"{type(self).__name__}({fields})"
 
     def __str__(self) -> str:
@@ -64,7 +75,7 @@ class _Raisable(BaseException):
 
     def __setattr__(self, name: str, value: object) -> None:
         # allow attributes that are set by Python, like `__traceback__`
-        if name in self.__match_args__:
+        if name in self._names():
             raise FrozenInstanceError(f"cannot assign to field {name!r}")
         super().__setattr__(name, value)
 
@@ -88,7 +99,7 @@ class Retry(_Raisable):
     """
 
     __slots__ = ("after", "reason")
-    __match_args__ = ("reason", "after")
+    __match_args__: Final = ("reason", "after")
 
     reason: str
     after: float | None
@@ -105,7 +116,7 @@ class Park(_Raisable):
     """Move the message to the dead-letter queue without further retries."""
 
     __slots__ = ("reason",)
-    __match_args__ = ("reason",)
+    __match_args__: Final = ("reason",)
 
     reason: str
 
@@ -117,7 +128,7 @@ class Snooze(_Raisable):
     """Deliver the message again after `delay`. Does not count as an attempt."""
 
     __slots__ = ("delay",)
-    __match_args__ = ("delay",)
+    __match_args__: Final = ("delay",)
 
     delay: float
     """Seconds. The argument can also be a string such as `"2h"` or a timedelta."""

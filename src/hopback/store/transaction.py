@@ -184,7 +184,7 @@ class Transaction:
     def __init__(self, connection: AsyncConnection, clock: Clock | None = None) -> None:
         self.connection = connection
         self._raw: Any = None
-        self.has_sent = False
+        self.has_sent: bool = False
         """True if messages were added to the outbox."""
         self.reports_writes = True
         """False if a relay is woken after the commit."""

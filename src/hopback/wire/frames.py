@@ -107,7 +107,7 @@ class Broken(ProtocolError):
 
     def __init__(self, code: ReplyCode, text: str, said: str = "", method_id: int = 0) -> None:
         self.code = code
-        self.said = f"{code.name} - {said}" if said else text
+        self.said: str = f"{code.name} - {said}" if said else text
         self.method_id = method_id
         super().__init__(text)
 

@@ -49,7 +49,9 @@ class InvalidUrl(ValueError):
     """Raised if a URL is invalid. The text does not contain the password."""
 
     def __init__(self, expected: str, got: str, *, option: str = "") -> None:
-        self.problem = Problem(f"broker URL: {option}" if option else "broker URL", expected, got)
+        self.problem: Problem = Problem(
+            f"broker URL: {option}" if option else "broker URL", expected, got
+        )
         super().__init__(str(self.problem))
 
 

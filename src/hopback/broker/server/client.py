@@ -182,7 +182,7 @@ class Client:
         self.socket: ClientSocket = ClientSocket(self.core, self)
         self.envelopes: Envelopes = Envelopes()
         self.peer: str = ""
-        self.doing = 0
+        self.doing: int = 0
         """The id of the current method. An error that closes the connection contains it."""
         self.session: Session | None = None
         """The session on the node, or None before the handshake has completed."""

@@ -49,7 +49,7 @@ class BrowseSession:
     """Messages that are held until the session expires, is released or is handed over to a job."""
 
     def __init__(self, view: SessionView, reader: SessionReader, clock: Clock) -> None:
-        self.view = view
+        self.view: SessionView = view
         self.why_closed: str = ""
         self._reader = reader
         self._clock = clock

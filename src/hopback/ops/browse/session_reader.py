@@ -53,12 +53,12 @@ class SessionReader:
         self.channel = channel
         self.source = source
         self.request = request
-        self.ready = ready
-        self.seen = 0
+        self.ready: int = ready
+        self.seen: int = 0
         self.dead_letters: list[DeadLetter] = []
         self.deliveries: dict[str, Delivery] = {}
-        self.held_bytes = 0
-        self.order_kept = True
+        self.held_bytes: int = 0
+        self.order_kept: bool = True
         self._cost = cost
         self._count = request.skip + request.limit
         self._messages: QueueMessages | StreamMessages

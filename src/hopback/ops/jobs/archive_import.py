@@ -29,7 +29,7 @@ class Import:
     """Publish exported messages to their original queue or to `queue`. Stops at the first problem."""
 
     def __init__(self, queue: str | None, pace: Pace) -> None:
-        self.published = 0
+        self.published: int = 0
         """The number of confirmed messages."""
         self._queue = queue
         self._pacer = Pacer(Control(pace.rate))

@@ -148,10 +148,10 @@ class SelectionCursor:
     """Whether an earlier run has sent all messages. The queue may still have the last one."""
 
     def __init__(self, state: CursorState, reason: str = "") -> None:
-        self.state = state
-        self.reason = reason
+        self.state: CursorState = state
+        self.reason: str = reason
         """Why the cursor is STOPPED."""
-        self.doubt = ""
+        self.doubt: str = ""
         """Why it is unknown whether the job is finished, if the queue has more messages than expected."""
         self._events = self.TABLE[state]
 
@@ -235,7 +235,7 @@ class CountingCursor(SelectionCursor):
     """
 
     is_counting = True
-    gone = 0
+    gone: int = 0
 
     def __init__(
         self, state: CursorState, checkpoint: Checkpoint, remembered: int, reason: str = ""
@@ -251,7 +251,7 @@ class CountingCursor(SelectionCursor):
         self._anchor: Delivery | None = None
         self._anchor_is_done = False
         self._is_shared = checkpoint.is_shared
-        self.was_sent = checkpoint.was_sent or checkpoint.is_sent
+        self.was_sent: bool = checkpoint.was_sent or checkpoint.is_sent
 
     @property
     def count(self) -> int:

@@ -46,15 +46,22 @@ class CursorDriver:
         self.messages = messages
         self.cursor = cursor
         self._waiting: deque[Delivery] = deque()
-        self.acked = 0
+        self.acked: int = 0
         """The number of messages that this run has acked."""
-        self.is_exhausted = False
+        self.is_exhausted: bool = False
         """Whether all messages of the selection were taken."""
 
     @property
     def held(self) -> int:
         """The number of messages that were delivered but not acked."""
         return max(self.messages.given - self.acked, 0)
+
+    @property
+    def has_delivered(self) -> bool:
+        """Whether a message was delivered but not taken yet."""
+        if not self._waiting and (delivery := self.at_hand()) is not None:
+            self._waiting.append(delivery)
+        return bool(self._waiting)
 
     async def begin(self, checkpoint: Checkpoint, rate: float | None) -> None:
         """Take messages until the cursor has found the selection or has stopped.

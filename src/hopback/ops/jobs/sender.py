@@ -46,11 +46,11 @@ class Sender:
         self._pace = pace
         self._in_flight: set[int] = set()
         self._landed = asyncio.Event()
-        self.sent = sent
+        self.sent: int = sent
         self.failed: list[SelectedMessage] = []
         self.lost: BrokerError | None = None
         """Why a message could not be acked."""
-        self.holds_acks = False
+        self.holds_acks: bool = False
         """Whether acks are delayed until `ack_held` is called, because a checkpoint has to be saved
         first.
         """
