@@ -22,7 +22,9 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from hopback.broker import EmbeddedBroker
 from hopback.systems.file_pipeline.contents import Rejection
+from hopback.systems.file_pipeline.gateway import gateway
 from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.storage import Folder, S3Storage
 from hopback.systems.settings import SettingsError
@@ -284,7 +286,6 @@ async def test_custom_inspection_rejects_with_code_and_reason(tmp_path: Path) ->
         ({"FILES_STORAGE": "ftp://x"}, "FILES_STORAGE"),
         ({"SMTP_URL": "mail.example.org"}, "SMTP_URL"),
         ({"SMTP_URL": "smtp://mail.example.org"}, "MAIL_TO"),
-        ({"ADMIN_JWKS_URL": "http://keycloak.example.org/certs"}, "ADMIN_JWKS_URL"),
         ({"ADMIN_JWKS_URL": "https://k/c", "ADMIN_JWT_SECRET": "s" * 32}, "ADMIN_JWKS_URL"),
     ],
 )
@@ -292,6 +293,12 @@ def test_conflicting_settings_are_named(variables: dict[str, str], name: str) ->
     """Without values, which may be secret."""
     with pytest.raises(SettingsError, match=name):
         PipelineSettings.read(variables)
+
+
+def test_gateway_refuses_issuer_without_tls(tmp_path: Path) -> None:
+    settings = PipelineSettings(folder=tmp_path, jwks_url="http://keycloak.example.org/certs")
+    with pytest.raises(SettingsError, match=r"ADMIN_JWKS_URL.*https://"):
+        gateway(settings, EmbeddedBroker())
 
 
 @in_virtual_time

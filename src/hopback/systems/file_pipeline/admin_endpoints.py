@@ -32,6 +32,7 @@ from hopback.ops import (
 )
 from hopback.ops.http import (
     BadToken,
+    JwtSettings,
     Refused,
     Role,
     TokenReader,
@@ -44,6 +45,7 @@ from hopback.ops.http import (
 from hopback.runtime import Clock
 from hopback.systems.file_pipeline.register import format_moment
 from hopback.systems.file_pipeline.settings import PipelineSettings
+from hopback.systems.settings import SettingsError
 
 ACCEPTED = tuple(
     f"q.{name}.dlq"
@@ -78,16 +80,29 @@ _UNFINISHED = frozenset(
 
 def admin_routes(operations: Operations, settings: PipelineSettings, clock: Clock) -> list[Route]:
     """Return the routes of the admin endpoints, which require the role `admin`."""
-    tokens = None
-    if settings.jwks_url or settings.secret:
-        tokens = token_reader(settings.tokens(), (), settings.secret, clock)
-    admin = _AdminEndpoints(operations, tokens, clock)
+    admin = _AdminEndpoints(operations, _token_reader(settings, clock), clock)
     path = "/admin/dlq/queues"
     return [
         Route(path, admin.endpoint(admin.list_queues), methods=["GET"]),
         Route(f"{path}/{{queue}}/messages", admin.endpoint(admin.peek), methods=["GET"]),
         Route(f"{path}/{{queue}}/re-drive", admin.endpoint(admin.redrive), methods=["POST"]),
     ]
+
+
+def _token_reader(settings: PipelineSettings, clock: Clock) -> TokenReader | None:
+    """Return the reader of tokens that are signed with the issuer's keys or the shared secret."""
+    if not settings.jwks_url and not settings.secret:
+        return None
+    tokens = JwtSettings(
+        issuer=settings.issuer,
+        audience=settings.audience,
+        jwks_url=settings.jwks_url,
+        secret_env="ADMIN_JWT_SECRET" if settings.secret else "",
+        roles_claim=settings.roles_claim,
+    )
+    if problem := tokens.problem():
+        raise SettingsError(f"ADMIN_JWKS_URL: {problem}")
+    return token_reader(tokens, (), settings.secret, clock)
 
 
 @dataclass(frozen=True, slots=True)

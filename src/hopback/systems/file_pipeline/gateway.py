@@ -16,7 +16,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hopback.broker import Broker
-from hopback.designs import file_pipeline
 from hopback.ops import ManagedBroker, Operations
 from hopback.runtime import Clock
 from hopback.systems.file_pipeline.admin_endpoints import admin_routes
@@ -39,11 +38,10 @@ def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = No
     outbox. This is why readiness only depends on the database.
     """
     runtime = PartRuntime(settings, clock)
-    topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
+    topology = settings.topology()
     managed = ManagedBroker(broker, topologies=[topology], clock=runtime.clock)
     operations = Operations(managed)
     api = _GatewayApi(runtime)
-
     publisher = TopologyPublisher(broker, topology, name="file-pipeline gateway")
 
     @asynccontextmanager

@@ -213,7 +213,7 @@ def _row(process: Process, now: float) -> dict[str, Any]:
 
 def add_projection(app: App, runtime: PartRuntime) -> None:
     projection = Projection(runtime)
-    runtime.attend(projection.keep_time)
+    runtime.background.append(projection.keep_time)
 
     @app.handler(_QUEUE, concurrency=4, rules=[Rule(Malformed, Verdict.PARK)])
     async def project(event: PipelineMessage) -> None:

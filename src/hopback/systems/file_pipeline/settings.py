@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hopback.designs import file_pipeline
 from hopback.systems.language import Language
 from hopback.systems.settings import EnvironmentSettings, variable
-
-if TYPE_CHECKING:  # only the gateway loads the operations on dead letters
-    from hopback.ops.http import JwtSettings
+from hopback.topology import Topology
 
 _MEBIBYTE = 1024 * 1024
 """Bytes."""
@@ -82,27 +80,15 @@ class PipelineSettings(EnvironmentSettings):
         del variables
         if self.jwks_url and self.secret:
             return ["ADMIN_JWKS_URL: expected it alone, got ADMIN_JWT_SECRET as well"]
-        if self.jwks_url and (problem := self.tokens().problem()):
-            return [f"ADMIN_JWKS_URL: {problem}"]
         if self.smtp and not self.mail_to:
             return ["MAIL_TO: expected an address, as SMTP_URL is set"]
         return ()
-
-    def tokens(self) -> JwtSettings:
-        """Return how the tokens of administrators are verified, with the issuer's keys or the
-        shared secret.
-        """
-        from hopback.ops.http import JwtSettings
-
-        return JwtSettings(
-            issuer=self.issuer,
-            audience=self.audience,
-            jwks_url=self.jwks_url,
-            secret_env="" if self.jwks_url else "ADMIN_JWT_SECRET",
-            roles_claim=self.roles_claim,
-        )
 
     @property
     def database_url(self) -> str:
         """The address of the database. By default, it is a SQLite file in `folder`."""
         return self.database or f"sqlite:///{(self.folder / 'file-pipeline.db').absolute()}"
+
+    def topology(self) -> Topology:
+        """Return the documented design with the configured parameters."""
+        return file_pipeline(hardened=self.hardened, retry_ttl_ms=self.retry_ttl_ms)
