@@ -134,7 +134,7 @@ def _check_type(file: UploadFile) -> tuple[str, str]:
         raise RequestRefused("expected a file with a name", "esperado um arquivo com nome")
     declared = (file.content_type or "").partition(";")[0].strip().lower()
     ending = PurePath(name).suffix.lower()
-    known = {one for taken in TYPES.values() for one in taken.endings}
+    known = {one for endings in TYPES.values() for one in endings}
     if declared not in TYPES or ending not in known:
         raise RequestRefused(
             f"expected a file of type {', '.join(TYPES)} with an ending that fits,"

@@ -90,15 +90,6 @@ class FileStorage(ABC):
             raise FileNotFoundError(f"file {file_id} was never received")
         return content
 
-    def size(self, file_id: str) -> int:
-        """Return the size of a file in bytes. The content is not read. Raises FileNotFoundError if
-        it does not exist.
-        """
-        found = self.find_size(f"files/{checked_id(file_id)}")
-        if found is None:
-            raise FileNotFoundError(f"file {file_id} was never received")
-        return found
-
     def keep_thumbnail(self, file_id: str, content: bytes) -> None:
         self.put(f"thumbnails/{checked_id(file_id)}.png", io.BytesIO(content))
 
