@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hopback import Delivery
+from hopback.designs import file_pipeline
 from hopback.ops import (
     JobState,
     Operations,
@@ -46,19 +47,9 @@ from hopback.runtime import Clock
 from hopback.systems.file_pipeline.register import format_moment
 from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.settings import SettingsError
+from hopback.systems.web import correlation_id
 
-ACCEPTED = tuple(
-    f"q.{name}.dlq"
-    for name in (
-        "upload.commands",
-        "validator",
-        "thumbnail",
-        "extractor",
-        "projection",
-        "notification",
-        "audit",
-    )
-)
+ACCEPTED = tuple(plan.parking.queue for plan in file_pipeline().plans)
 """The dead-letter queues that the document names. All other names are refused."""
 
 # Numbers of messages: the defaults and the maximum that the document specifies.
@@ -72,7 +63,6 @@ _PEEK_BYTES = 16 * 1024 * 1024
 _PEEK_S = 30.0
 # How many bytes of a peek are parsed as JSON. The rest is shown as text.
 _PARSED_BYTES = 1024 * 1024
-_CORRELATION = re.compile(r"[!-~]{1,128}")
 _UNFINISHED = frozenset(
     {JobState.FAILED, JobState.STOPPED, JobState.INTERRUPTED, JobState.CANCELLED}
 )
@@ -120,8 +110,7 @@ class _AdminEndpoints:
         """
 
         async def respond(request: Request) -> Response:
-            given = request.headers.get("x-correlation-id", "")
-            correlation = given if _CORRELATION.fullmatch(given) else str(uuid.uuid4())
+            correlation = correlation_id(request)
             try:
                 response = await answer(request, await self._administrator(request))
             except Exception as error:

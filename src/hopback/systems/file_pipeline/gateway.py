@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -24,11 +23,15 @@ from hopback.systems.file_pipeline.reception import receive
 from hopback.systems.file_pipeline.register import STATUSES, Register
 from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.storage import is_file_id
-from hopback.systems.web import RequestRefused, TopologyPublisher, web_application
+from hopback.systems.web import (
+    RequestRefused,
+    TopologyPublisher,
+    correlation_id,
+    web_application,
+)
 
 _MOST = 500
 """The maximum number of rows in a response. Requests for more are refused."""
-_CORRELATION = re.compile(r"[!-~]{1,128}")
 
 
 def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = None) -> Starlette:
@@ -69,14 +72,14 @@ def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = No
 class _GatewayApi:
     def __init__(self, runtime: PartRuntime) -> None:
         self._runtime = runtime
-        self._register = Register(runtime)
+        self._register = Register(runtime.database)
 
     async def upload(self, request: Request) -> JSONResponse:
         """Receive a file. The response is sent when the file is on the disk and in the database."""
         storage = self._runtime.storage
         received = await receive(request, storage, self._runtime.settings)
         try:
-            await self._register.enter(received, _correlation(request))
+            await self._register.enter(received, correlation_id(request))
         except BaseException:
             with suppress(Exception):  # the original error is raised
                 await asyncio.to_thread(storage.forget, received.file_id)
@@ -114,7 +117,7 @@ class _GatewayApi:
 
     async def reprocess(self, request: Request) -> JSONResponse:
         file_id = _file_id(request)
-        run = await self._register.reprocess(file_id, _correlation(request))
+        run = await self._register.reprocess(file_id, correlation_id(request))
         if run is None:
             raise _no_such_file()
         return JSONResponse({"fileId": file_id, "run": run, "status": "accepted"}, 202)
@@ -144,11 +147,3 @@ def _number(request: Request, name: str, default: int, *, least: int = 1, most: 
             f"{name}: esperado um número inteiro de {least} a {most}",
         )
     return int(text)
-
-
-def _correlation(request: Request) -> str:
-    """Return the correlation id of the request. If it is missing or invalid, a new one is
-    generated.
-    """
-    given = request.headers.get("x-correlation-id", "")
-    return given if _CORRELATION.fullmatch(given) else str(uuid.uuid4())
