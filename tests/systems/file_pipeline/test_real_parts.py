@@ -1,7 +1,4 @@
-"""The file pipeline with S3, SMTP and an issuer's keys.
-
-S3 is moto's server, SMTP is aiosmtpd, and the issuer serves its keys over HTTP.
-"""
+"""The file pipeline with SMTP and an issuer's keys. SMTP is aiosmtpd."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from hopback.broker import EmbeddedBroker
 from hopback.systems.file_pipeline.contents import Rejection
 from hopback.systems.file_pipeline.gateway import gateway
 from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.storage import Folder, S3Storage
+from hopback.systems.file_pipeline.storage import FileStorage
 from hopback.systems.settings import SettingsError
 from hopback.testing import in_virtual_time
 from tests.systems.file_pipeline.gateway_client import open_gateway
@@ -37,48 +34,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hopback.systems.file_pipeline.messages import FileUploaded
-    from hopback.systems.file_pipeline.storage import FileStorage
 
 pytestmark = pytest.mark.socket
 
-_BUCKET = "s3://hopback-files/team"
 _QUEUES = "/admin/dlq/queues"
 
 
-@pytest.fixture
-def s3_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Run moto's server with an empty bucket."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    server = import_module("moto.server").ThreadedMotoServer(
-        ip_address="127.0.0.1", port=0, verbose=False
-    )
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    client = import_module("boto3").client("s3", endpoint_url=endpoint)
-    client.create_bucket(Bucket="hopback-files")
-    yield endpoint
-    # All servers of a process share their buckets.
-    for one in client.list_objects_v2(Bucket="hopback-files").get("Contents", ()):
-        client.delete_object(Bucket="hopback-files", Key=one["Key"])
-    server.stop()
-
-
-@pytest.fixture(params=["folder", "s3"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> FileStorage:
-    """Return each kind of storage, prepared."""
-    if request.param == "s3":
-        made: FileStorage = S3Storage.at(_BUCKET, request.getfixturevalue("s3_endpoint"))
-    else:
-        made = Folder(tmp_path)
-    made.prepare(time.time())
-    return made
-
-
-def test_storage_receives_reads_and_forgets_files(storage: FileStorage) -> None:
+def test_storage_receives_reads_and_forgets_files(tmp_path: Path) -> None:
     """A file is received completely or not at all, and taken in once. A thumbnail is replaced completely."""
+    storage = FileStorage(tmp_path)
+    storage.prepare(time.time())
     first, second = str(uuid.uuid4()), str(uuid.uuid4())
     with pytest.raises(FileNotFoundError):
         storage.take_in(first)
@@ -97,23 +62,6 @@ def test_storage_receives_reads_and_forgets_files(storage: FileStorage) -> None:
         assert storage.read_thumbnail(first) == content
     with pytest.raises(ValueError, match="expected the id of a file"):
         storage.read("../../etc/passwd")
-
-
-@in_virtual_time
-async def test_pipeline_stores_files_in_an_object_store(tmp_path: Path, s3_endpoint: str) -> None:
-    """No file remains on disk."""
-    options = {"storage": _BUCKET, "s3_endpoint": s3_endpoint}
-    async with open_gateway(tmp_path, **options) as web:
-        shown = await web.upload_and_settle(png(), "a.png", "image/png")
-        assert shown["status"] == "completed", shown
-        picture = await web.client.get(f"/files/{shown['fileId']}/thumbnail")
-        assert picture.content[:4] == b"\x89PNG"
-        assert [name for name in web.files_on_disk() if shown["fileId"] in name] == []
-    client = import_module("boto3").client("s3", endpoint_url=s3_endpoint)
-    found = client.list_objects_v2(Bucket="hopback-files", Prefix="team/")["Contents"]
-    keys = {one["Key"] for one in found}
-    file_id = shown["fileId"]
-    assert keys == {f"team/files/{file_id}", f"team/thumbnails/{file_id}.png"}
 
 
 class _Mailbox:
@@ -283,7 +231,6 @@ async def test_custom_inspection_rejects_with_code_and_reason(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("variables", "name"),
     [
-        ({"FILES_STORAGE": "ftp://x"}, "FILES_STORAGE"),
         ({"SMTP_URL": "mail.example.org"}, "SMTP_URL"),
         ({"SMTP_URL": "smtp://mail.example.org"}, "MAIL_TO"),
         ({"ADMIN_JWKS_URL": "https://k/c", "ADMIN_JWT_SECRET": "s" * 32}, "ADMIN_JWKS_URL"),

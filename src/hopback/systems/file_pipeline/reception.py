@@ -5,6 +5,7 @@ limited.
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -18,9 +19,14 @@ from starlette.requests import Request
 
 from hopback.systems.file_pipeline.contents import TYPES
 from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.storage import FileStorage, shown_name
+from hopback.systems.file_pipeline.storage import FileStorage
 from hopback.systems.web import RequestRefused
 
+_LONGEST_NAME = 200
+"""The maximum number of characters in a file name. In most scripts, this is less than 255 bytes."""
+_UNFIT = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
 _FORM_BYTES = 64 * 1024
 """How many bytes a form may have in addition to its file, for boundaries, headers and other fields.
 """
@@ -144,6 +150,17 @@ def _check_type(file: UploadFile) -> tuple[str, str]:
             status=415,
         )
     return name, declared
+
+
+def shown_name(given: str) -> str:
+    """Remove folders and control characters from a file name and limit its length."""
+    last = re.split(r"[/\\]", given)[-1]
+    plain = _UNFIT.sub("", last).strip().strip(".").strip()
+    if len(plain) > _LONGEST_NAME:
+        stem, dot, ending = plain.rpartition(".")
+        kept = f"{dot}{ending}" if stem and len(ending) <= 10 else ""
+        plain = plain[: _LONGEST_NAME - len(kept)] + kept
+    return plain
 
 
 def _too_large(max_bytes: int) -> RequestRefused:

@@ -25,12 +25,6 @@ def _read_secret(text: str) -> str:
     return text
 
 
-def _read_storage(text: str) -> str:
-    if not text.startswith("s3://"):
-        raise ValueError("s3://bucket/prefix, or empty for the folder")
-    return text
-
-
 def _read_smtp(text: str) -> str:
     if not text.startswith(("smtp://", "smtps://")):
         raise ValueError("smtp://host:port or smtps://host:port")
@@ -57,9 +51,6 @@ class PipelineSettings(EnvironmentSettings):
     timeout_s: int = variable("PROCESSING_TIMEOUT_SECONDS", 120, least=1)
     sweep_s: int = variable("TIMEOUT_SWEEP_SECONDS", 5, least=1)
     secret: str = variable("ADMIN_JWT_SECRET", "", read=_read_secret, secret=True)
-    storage: str = variable("FILES_STORAGE", "", read=_read_storage)
-    """An address like `s3://bucket/prefix`. If it is empty, files are stored in `folder`."""
-    s3_endpoint: str = variable("S3_ENDPOINT_URL", "")
     jwks_url: str = variable("ADMIN_JWKS_URL", "")
     issuer: str = variable("ADMIN_JWT_ISSUER", "file-pipeline")
     audience: str = variable("ADMIN_JWT_AUDIENCE", "file-pipeline")
