@@ -1,18 +1,15 @@
-"""The file pipeline with SMTP and an issuer's keys. SMTP is aiosmtpd."""
+"""The file pipeline with an issuer's keys, and the lists of its gateway."""
 
 from __future__ import annotations
 
 import io
 import json
-import socket
 import sys
 import threading
 import time
 import uuid
 from contextlib import contextmanager
-from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import jwt
@@ -62,46 +59,6 @@ def test_storage_receives_reads_and_forgets_files(tmp_path: Path) -> None:
         assert storage.read_thumbnail(first) == content
     with pytest.raises(ValueError, match="expected the id of a file"):
         storage.read("../../etc/passwd")
-
-
-class _Mailbox:
-    """The handler of aiosmtpd. It refuses the first mail temporarily."""
-
-    def __init__(self) -> None:
-        self.refusals = 1
-        self.mails: list[Any] = []
-
-    async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802
-        if self.refusals:
-            self.refusals -= 1
-            return "451 busy, try again"
-        self.mails.append((envelope.rcpt_tos, message_from_bytes(envelope.content)))
-        return "250 OK"
-
-
-@in_virtual_time
-async def test_notification_is_also_sent_by_mail(tmp_path: Path) -> None:
-    """One mail per notification, to every address. A temporary refusal is retried."""
-    mailbox = _Mailbox()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = import_module("aiosmtpd.controller").Controller(mailbox, "127.0.0.1", port)
-    server.start()
-    try:
-        options = {
-            "smtp": f"smtp://127.0.0.1:{port}",
-            "mail_to": ("ops@example.org", "team@example.org"),
-        }
-        async with open_gateway(tmp_path, **options) as web:
-            await web.upload_and_settle(b"hello", "a.txt", "text/plain")
-            notified = await web.client.get("/notifications")
-            assert [one["text"] for one in notified.json()["items"]] == ["a.txt is ready."]
-    finally:
-        server.stop()
-    ((recipients, mail),) = mailbox.mails
-    assert recipients == ["ops@example.org", "team@example.org"]
-    assert (mail["Subject"], mail["From"]) == ("a.txt is ready.", "file-pipeline@localhost")
-    assert mailbox.refusals == 0
 
 
 @contextmanager
@@ -229,23 +186,20 @@ async def test_custom_inspection_rejects_with_code_and_reason(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("variables", "name"),
+    ("options", "expected"),
     [
-        ({"SMTP_URL": "mail.example.org"}, "SMTP_URL"),
-        ({"SMTP_URL": "smtp://mail.example.org"}, "MAIL_TO"),
-        ({"ADMIN_JWKS_URL": "https://k/c", "ADMIN_JWT_SECRET": "s" * 32}, "ADMIN_JWKS_URL"),
+        ({"jwks_url": "http://keycloak.example.org/certs"}, "https://"),
+        ({"jwks_url": "https://k/c", "secret": "s" * 32}, "got both"),
     ],
 )
-def test_conflicting_settings_are_named(variables: dict[str, str], name: str) -> None:
-    """Without values, which may be secret."""
-    with pytest.raises(SettingsError, match=name):
-        PipelineSettings.read(variables)
-
-
-def test_gateway_refuses_issuer_without_tls(tmp_path: Path) -> None:
-    settings = PipelineSettings(folder=tmp_path, jwks_url="http://keycloak.example.org/certs")
-    with pytest.raises(SettingsError, match=r"ADMIN_JWKS_URL.*https://"):
+def test_gateway_refuses_wrong_token_settings(
+    tmp_path: Path, options: dict[str, str], expected: str
+) -> None:
+    """The error names the variables."""
+    settings = PipelineSettings(folder=tmp_path, **options)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="ADMIN_JWKS_URL") as error:
         gateway(settings, EmbeddedBroker())
+    assert expected in str(error.value)
 
 
 @in_virtual_time

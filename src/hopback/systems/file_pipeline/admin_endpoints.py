@@ -91,7 +91,7 @@ def _token_reader(settings: PipelineSettings, clock: Clock) -> TokenReader | Non
         roles_claim=settings.roles_claim,
     )
     if problem := tokens.problem():
-        raise SettingsError(f"ADMIN_JWKS_URL: {problem}")
+        raise SettingsError(f"ADMIN_JWKS_URL or ADMIN_JWT_SECRET: {problem}")
     return token_reader(tokens, (), settings.secret, clock)
 
 

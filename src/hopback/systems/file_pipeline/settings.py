@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +10,6 @@ from hopback.systems.language import Language
 from hopback.systems.settings import EnvironmentSettings, variable
 from hopback.topology import Topology
 
-_MEBIBYTE = 1024 * 1024
-"""Bytes."""
 _SECRET_BYTES = 32
 """RFC 7518, section 3.2, requires that an HS256 key has at least as many bits as the hash, i.e.
 256.
@@ -22,12 +19,6 @@ _SECRET_BYTES = 32
 def _read_secret(text: str) -> str:
     if len(text.encode()) < _SECRET_BYTES:
         raise ValueError(f"at least {_SECRET_BYTES} bytes")
-    return text
-
-
-def _read_smtp(text: str) -> str:
-    if not text.startswith(("smtp://", "smtps://")):
-        raise ValueError("smtp://host:port or smtps://host:port")
     return text
 
 
@@ -45,7 +36,7 @@ class PipelineSettings(EnvironmentSettings):
     database: str = variable("DATABASE_URL", "")
     hardened: bool = variable("HARDENED", False)
     retry_ttl_ms: int = variable("RETRY_TTL_MS", 15_000, least=1)
-    max_bytes: int = variable("MAX_UPLOAD_BYTES", 10 * _MEBIBYTE, least=1)
+    max_bytes: int = variable("MAX_UPLOAD_BYTES", 10 * 1024 * 1024, least=1)
     max_pixels: int = variable("MAX_PIXELS", 40_000_000, least=1)
     upload_s: int = variable("UPLOAD_SECONDS", 60, least=1)
     timeout_s: int = variable("PROCESSING_TIMEOUT_SECONDS", 120, least=1)
@@ -55,25 +46,10 @@ class PipelineSettings(EnvironmentSettings):
     issuer: str = variable("ADMIN_JWT_ISSUER", "file-pipeline")
     audience: str = variable("ADMIN_JWT_AUDIENCE", "file-pipeline")
     roles_claim: str = variable("ADMIN_JWT_ROLES_CLAIM", "roles")
-    smtp: str = variable("SMTP_URL", "", read=_read_smtp, secret=True)
-    """An address like `smtp://user:password@host:port`. If it is empty, no mail is sent."""
-    mail_from: str = variable("MAIL_FROM", "file-pipeline@localhost")
-    mail_to: tuple[str, ...] = variable("MAIL_TO", ())
     inspection: str = variable("FILE_INSPECTION", "")
     """An additional check as `module:function`, see `stages.Inspect`."""
     language: Language = variable("LANGUAGE_OF_ANSWERS", "en", choices=("en", "pt"))
     """The language of error messages for clients that don't send `Accept-Language`."""
-
-    def problems(self, variables: Mapping[str, str]) -> Sequence[str]:
-        """Return the conflicts between variables. The values are omitted because they may be
-        secret.
-        """
-        del variables
-        if self.jwks_url and self.secret:
-            return ["ADMIN_JWKS_URL: expected it alone, got ADMIN_JWT_SECRET as well"]
-        if self.smtp and not self.mail_to:
-            return ["MAIL_TO: expected an address, as SMTP_URL is set"]
-        return ()
 
     @property
     def database_url(self) -> str:
