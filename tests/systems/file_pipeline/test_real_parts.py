@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import threading
 import time
 import uuid
@@ -17,7 +16,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from hopback.broker import EmbeddedBroker
-from hopback.systems.file_pipeline.contents import Rejection
 from hopback.systems.file_pipeline.gateway import gateway
 from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.storage import FileStorage
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hopback.systems.file_pipeline.messages import FileUploaded
 
 pytestmark = pytest.mark.socket
 
@@ -164,25 +161,6 @@ async def test_tokens_signed_by_an_issuers_keys_are_accepted(tmp_path: Path) -> 
             assert len(asked) == 3
             gone = await web.client.get(_QUEUES, headers=_token(old, "old"))
             assert gone.status_code == 401
-
-
-def scan(file: FileUploaded, content: bytes) -> Rejection | None:
-    """A custom inspection."""
-    return Rejection("INFECTED", f"{file.name} has a virus.") if b"virus" in content else None
-
-
-@in_virtual_time
-async def test_custom_inspection_rejects_with_code_and_reason(tmp_path: Path) -> None:
-    """It runs after the built-in inspection, on accepted files only."""
-    here = f"{__name__}:scan"
-    assert __name__ in sys.modules
-    async with open_gateway(tmp_path, inspection=here) as web:
-        infected = await web.upload_and_settle(b"a virus", "a.txt", "text/plain")
-        assert infected["status"] == "rejected"
-        assert infected["rejection"] == {"code": "INFECTED", "reason": "a.txt has a virus."}
-        assert (await web.upload_and_settle(b"harmless", "b.txt", "text/plain"))[
-            "status"
-        ] == "completed"
 
 
 @pytest.mark.parametrize(

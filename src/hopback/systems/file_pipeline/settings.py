@@ -46,8 +46,6 @@ class PipelineSettings(EnvironmentSettings):
     issuer: str = variable("ADMIN_JWT_ISSUER", "file-pipeline")
     audience: str = variable("ADMIN_JWT_AUDIENCE", "file-pipeline")
     roles_claim: str = variable("ADMIN_JWT_ROLES_CLAIM", "roles")
-    inspection: str = variable("FILE_INSPECTION", "")
-    """An additional check as `module:function`, see `stages.Inspect`."""
     language: Language = variable("LANGUAGE_OF_ANSWERS", "en", choices=("en", "pt"))
     """The language of error messages for clients that don't send `Accept-Language`."""
 
