@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hopback.systems.file_pipeline.contents import TYPES, judge, sniff
 from hopback.systems.file_pipeline.reception import shown_name
-from hopback.systems.file_pipeline.storage import FileStorage
 from tests.systems.file_pipeline.samples import gif, jpeg_with_exif, png
 
 _MOST = 1_000_000
@@ -55,11 +52,3 @@ def test_shown_name_is_one_line_without_folders(given_name: str) -> None:
     assert len(shown) <= 200
     assert not set(shown) & set("/\\\x00\n\r\u202e")
     assert shown not in (".", "..")
-
-
-@pytest.mark.parametrize(
-    "text", ["", "..", "../x", "a/b", "x" * 36, "\x00", "A2F1C0DE-5B6B-4C3E-9D1A-0123456789AB"]
-)
-def test_storage_refuses_ids_that_are_not_uuids(text: str) -> None:
-    with pytest.raises(ValueError, match="expected the id of a file"):
-        FileStorage(Path("anywhere")).read(text)

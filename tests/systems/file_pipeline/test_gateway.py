@@ -305,3 +305,62 @@ async def test_answers_contain_no_paths_of_the_machine(tmp_path: Path) -> None:
         notified = (await web.client.get("/notifications")).text
         assert "FileNotFoundError" in notified
         assert str(tmp_path) not in notified
+
+
+@in_virtual_time
+async def test_file_list_filters_by_status_and_returns_total(tmp_path: Path) -> None:
+    """`accepted` is the status before the upload is handled. An unknown status is refused."""
+    async with open_gateway(tmp_path) as web:
+        for name in ("a.txt", "b.txt"):
+            await web.upload_and_settle(b"hello", name, "text/plain")
+        page = (await web.client.get("/files?limit=1&status=completed")).json()
+        assert (len(page["items"]), page["total"]) == (1, 2)
+        web.system.test.broker.cut()
+        await web.upload(b"hello", "c.txt", "text/plain")
+        accepted = (await web.client.get("/files?status=accepted")).json()
+        assert [one["name"] for one in accepted["items"]] == ["c.txt"]
+        assert (await web.client.get("/files?status=bogus")).status_code == 400
+
+
+@in_virtual_time
+async def test_files_that_share_a_correlation_id_keep_their_own_events(tmp_path: Path) -> None:
+    """Clients choose the ID, so it may occur twice."""
+    async with open_gateway(tmp_path) as web:
+        shown = []
+        for name in ("a.txt", "b.txt"):
+            form = {"file": (name, b"hello", "text/plain")}
+            same = {"X-Correlation-ID": "same"}
+            answer = await web.client.post("/files", files=form, headers=same)
+            await web.system.settle()
+            shown.append(answer.headers["location"])
+        for where in shown:
+            events = (await web.client.get(f"{where}/events")).json()["items"]
+            assert [one["type"] for one in events] == [
+                "FileUploaded.v1",
+                "FileValidated.v1",
+                "MetadataExtracted.v1",
+                "ProcessingCompleted.v1",
+            ]
+
+
+@in_virtual_time
+async def test_failed_redrive_notifies_again(tmp_path: Path) -> None:
+    """A second ProcessingFailed causes a second notification. After the repair the failure is gone."""
+    async with open_gateway(tmp_path) as web:
+        failed = await web.upload_and_settle(broken_png(), "a.png", "image/png")
+        assert failed["status"] == "failed"
+        before = (await web.system.notification_types()).count("ProcessingFailed.v1")
+        await web.system.redrive("q.thumbnail")
+        await web.system.settle()
+        assert (await web.system.notification_types()).count("ProcessingFailed.v1") == before + 1
+        assert (await web.system.audit_types()).count("ProcessingFailed.v1") == before + 1
+        web.system.folder.file(failed["fileId"]).write_bytes(png())
+        for queue in web.system.dead_letter_counts():
+            await web.system.redrive(queue)
+        await web.client.post(f"/files/{failed['fileId']}/reprocess")
+        await web.system.settle()
+        repaired = (await web.client.get(f"/files/{failed['fileId']}")).json()
+        assert repaired["status"] == "completed", repaired
+        assert "failure" not in repaired
+        assert repaired["size"] == repaired["metadata"]["size"] == len(png())
+        assert repaired["sha256"] == repaired["metadata"]["sha256"]

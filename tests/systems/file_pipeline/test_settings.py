@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from pathlib import Path
 
 import pytest
 
 from hopback import App
-from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.errors import StoreUnavailable
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.settings import PipelineSettings
@@ -73,17 +70,3 @@ async def test_start_fails_if_folder_cannot_be_created(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="FILES_FOLDER"):
         async with PartRuntime(PipelineSettings(folder=tmp_path / "file")).open(App()):
             pass
-
-
-@in_virtual_time
-async def test_unfinished_upload_is_removed_after_a_day(tmp_path: Path) -> None:
-    """Newer ones may still be in progress."""
-    (tmp_path / "incoming").mkdir()
-    old, young = (tmp_path / "incoming" / f"{name}.part" for name in ("old", "young"))
-    now = asyncio.get_running_loop().time()
-    for path, age in ((old, 90_000), (young, 60)):
-        path.write_bytes(b"x")
-        os.utime(path, (now - age, now - age))
-    runtime = PartRuntime(PipelineSettings(folder=tmp_path), LoopClock(lambda: 0.0))
-    async with runtime.open(App()):
-        assert [path.exists() for path in (old, young)] == [False, True]

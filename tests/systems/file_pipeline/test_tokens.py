@@ -1,8 +1,7 @@
-"""The file pipeline with an issuer's keys, and the lists of its gateway."""
+"""Tokens of administrators that an issuer such as Keycloak has signed."""
 
 from __future__ import annotations
 
-import io
 import json
 import threading
 import time
@@ -18,11 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from hopback.broker import EmbeddedBroker
 from hopback.systems.file_pipeline.gateway import gateway
 from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.storage import FileStorage
 from hopback.systems.settings import SettingsError
 from hopback.testing import in_virtual_time
 from tests.systems.file_pipeline.gateway_client import open_gateway
-from tests.systems.file_pipeline.samples import broken_png, png
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,30 +29,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.socket
 
 _QUEUES = "/admin/dlq/queues"
-
-
-def test_storage_receives_reads_and_forgets_files(tmp_path: Path) -> None:
-    """A file is received completely or not at all, and taken in once. A thumbnail is replaced completely."""
-    storage = FileStorage(tmp_path)
-    storage.prepare(time.time())
-    first, second = str(uuid.uuid4()), str(uuid.uuid4())
-    with pytest.raises(FileNotFoundError):
-        storage.take_in(first)
-    storage.receive(first, io.BytesIO(b"hello world"))
-    size, sha256 = storage.take_in(first)
-    assert storage.take_in(first) == (size, sha256)
-    assert (size, storage.read(first)) == (11, b"hello world")
-    storage.receive(second, io.BytesIO(b"half"))
-    storage.forget(second)
-    for ask in (storage.take_in, storage.read):
-        with pytest.raises(FileNotFoundError):
-            ask(second)
-    assert storage.read_thumbnail(first) is None
-    for content in (b"one", b"two"):
-        storage.keep_thumbnail(first, content)
-        assert storage.read_thumbnail(first) == content
-    with pytest.raises(ValueError, match="expected the id of a file"):
-        storage.read("../../etc/passwd")
 
 
 @contextmanager
@@ -178,62 +151,3 @@ def test_gateway_refuses_wrong_token_settings(
     with pytest.raises(SettingsError, match="ADMIN_JWKS_URL") as error:
         gateway(settings, EmbeddedBroker())
     assert expected in str(error.value)
-
-
-@in_virtual_time
-async def test_file_list_filters_by_status_and_returns_total(tmp_path: Path) -> None:
-    """`accepted` is the status before the upload is handled. An unknown status is refused."""
-    async with open_gateway(tmp_path) as web:
-        for name in ("a.txt", "b.txt"):
-            await web.upload_and_settle(b"hello", name, "text/plain")
-        page = (await web.client.get("/files?limit=1&status=completed")).json()
-        assert (len(page["items"]), page["total"]) == (1, 2)
-        web.system.test.broker.cut()
-        await web.upload(b"hello", "c.txt", "text/plain")
-        accepted = (await web.client.get("/files?status=accepted")).json()
-        assert [one["name"] for one in accepted["items"]] == ["c.txt"]
-        assert (await web.client.get("/files?status=bogus")).status_code == 400
-
-
-@in_virtual_time
-async def test_files_that_share_a_correlation_id_keep_their_own_events(tmp_path: Path) -> None:
-    """Clients choose the ID, so it may occur twice."""
-    async with open_gateway(tmp_path) as web:
-        shown = []
-        for name in ("a.txt", "b.txt"):
-            form = {"file": (name, b"hello", "text/plain")}
-            same = {"X-Correlation-ID": "same"}
-            answer = await web.client.post("/files", files=form, headers=same)
-            await web.system.settle()
-            shown.append(answer.headers["location"])
-        for where in shown:
-            events = (await web.client.get(f"{where}/events")).json()["items"]
-            assert [one["type"] for one in events] == [
-                "FileUploaded.v1",
-                "FileValidated.v1",
-                "MetadataExtracted.v1",
-                "ProcessingCompleted.v1",
-            ]
-
-
-@in_virtual_time
-async def test_failed_redrive_notifies_again(tmp_path: Path) -> None:
-    """A second ProcessingFailed causes a second notification. After the repair the failure is gone."""
-    async with open_gateway(tmp_path) as web:
-        failed = await web.upload_and_settle(broken_png(), "a.png", "image/png")
-        assert failed["status"] == "failed"
-        before = (await web.system.notification_types()).count("ProcessingFailed.v1")
-        await web.system.redrive("q.thumbnail")
-        await web.system.settle()
-        assert (await web.system.notification_types()).count("ProcessingFailed.v1") == before + 1
-        assert (await web.system.audit_types()).count("ProcessingFailed.v1") == before + 1
-        web.system.folder.file(failed["fileId"]).write_bytes(png())
-        for queue in web.system.dead_letter_counts():
-            await web.system.redrive(queue)
-        await web.client.post(f"/files/{failed['fileId']}/reprocess")
-        await web.system.settle()
-        repaired = (await web.client.get(f"/files/{failed['fileId']}")).json()
-        assert repaired["status"] == "completed", repaired
-        assert "failure" not in repaired
-        assert repaired["size"] == repaired["metadata"]["size"] == len(png())
-        assert repaired["sha256"] == repaired["metadata"]["sha256"]
