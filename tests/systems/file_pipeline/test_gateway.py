@@ -7,6 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import OperationalError
 
 from hopback.testing import in_virtual_time
 from tests.systems.file_pipeline.gateway_client import open_gateway, part
@@ -364,3 +366,31 @@ async def test_failed_redrive_notifies_again(tmp_path: Path) -> None:
         assert "failure" not in repaired
         assert repaired["size"] == repaired["metadata"]["size"] == len(png())
         assert repaired["sha256"] == repaired["metadata"]["sha256"]
+
+
+@in_virtual_time
+async def test_file_is_not_stored_if_database_refuses_its_row(tmp_path: Path) -> None:
+    async with open_gateway(tmp_path) as web:
+        await web.client.get("/files")  # creates the tables
+        async with web.system.runtime.database.transaction() as tx:
+            await tx.execute(text("DROP TABLE file_pipeline_uploads"))
+        assert (await web.upload(png(), *_PNG)).status_code == 503
+        assert web.files_on_disk() == []
+
+
+@in_virtual_time
+async def test_file_is_kept_if_commit_fails(tmp_path: Path) -> None:
+    """The row may have been committed, so the command may need the file."""
+    async with open_gateway(tmp_path) as web:
+        await web.client.get("/files")  # creates the tables
+
+        def fail(_connection: Connection) -> None:
+            raise OperationalError("COMMIT", {}, Exception("connection lost"))
+
+        event.listen(Engine, "commit", fail)
+        try:
+            assert (await web.upload(png(), *_PNG)).status_code == 503
+        finally:
+            event.remove(Engine, "commit", fail)
+        (kept,) = web.files_on_disk()
+        assert kept.startswith("incoming/")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -76,14 +76,8 @@ class _GatewayApi:
 
     async def upload(self, request: Request) -> JSONResponse:
         """Receive a file. The response is sent when the file is on the disk and in the database."""
-        storage = self._runtime.storage
-        received = await receive(request, storage, self._runtime.settings)
-        try:
-            await self._register.enter(received, correlation_id(request))
-        except BaseException:
-            with suppress(Exception):  # the original error is raised
-                await asyncio.to_thread(storage.forget, received.file_id)
-            raise
+        async with receive(request, self._runtime.settings) as received:
+            await self._register.enter(received, self._runtime.storage, correlation_id(request))
         where = f"{request.scope.get('root_path', '')}/files/{received.file_id}"
         body = {"fileId": received.file_id, "name": received.name, "status": "accepted"}
         return JSONResponse(body, 202, {"Location": where})

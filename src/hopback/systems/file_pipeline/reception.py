@@ -1,15 +1,15 @@
-"""Receive an uploaded file. It is streamed to the storage, and its size, duration and type are
-limited.
-"""
+"""Receive an uploaded file. Its size, duration and type are limited."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import BinaryIO
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
@@ -19,7 +19,6 @@ from starlette.requests import Request
 
 from hopback.systems.file_pipeline.contents import TYPES
 from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.storage import FileStorage
 from hopback.systems.web import RequestRefused
 
 _LONGEST_NAME = 200
@@ -36,18 +35,18 @@ _MOST_FIELDS = 100
 
 @dataclass(frozen=True, slots=True)
 class ReceivedFile:
-    """A file that has been stored."""
+    """A received file. Large ones are in a temporary file."""
 
     file_id: str
     name: str
     declared_type: str
     size: int
+    content: BinaryIO
 
 
-async def receive(
-    request: Request, storage: FileStorage, settings: PipelineSettings
-) -> ReceivedFile:
-    """Receive a file from a form. If RequestRefused is raised, no data is stored."""
+@asynccontextmanager
+async def receive(request: Request, settings: PipelineSettings) -> AsyncIterator[ReceivedFile]:
+    """Receive a file from a form. Raises RequestRefused if it is not accepted."""
     most = settings.max_bytes + _FORM_BYTES
 
     async def limited() -> AsyncGenerator[bytes, None]:
@@ -77,11 +76,9 @@ async def receive(
             raise RequestRefused("the file is empty", "o arquivo está vazio")
         if file.size > settings.max_bytes:
             raise _too_large(settings.max_bytes)
-        file_id = str(uuid.uuid4())
-        await asyncio.to_thread(storage.receive, file_id, file.file)
+        yield ReceivedFile(str(uuid.uuid4()), name, declared_type, file.size, file.file)
     finally:
         await file.close()
-    return ReceivedFile(file_id, name, declared_type, file.size)
 
 
 class _FormParser(MultiPartParser):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from hopback.systems.file_pipeline.messages import (
     message_of,
 )
 from hopback.systems.file_pipeline.reception import ReceivedFile
+from hopback.systems.file_pipeline.storage import FileStorage
 from hopback.systems.file_pipeline.tables import audit, files, notifications, uploads
 
 _PRODUCER = "gateway"
@@ -45,15 +46,27 @@ class Register:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def enter(self, received: ReceivedFile, correlation_id: str) -> None:
-        """Register a file and send the command to process it, in one transaction."""
+    async def enter(
+        self, received: ReceivedFile, storage: FileStorage, correlation_id: str
+    ) -> None:
+        """Register and store a file and send the command to process it, in one transaction."""
         now = self._database.clock.now()
-        row = asdict(received) | {"run": 1, "received_at": now}
+        row = {
+            "file_id": received.file_id,
+            "name": received.name,
+            "declared_type": received.declared_type,
+            "size": received.size,
+            "run": 1,
+            "received_at": now,
+        }
         wanted = UploadRequested(received.file_id, 1, received.name, received.declared_type)
         message = message_of(wanted, producer=_PRODUCER, now=now, correlation_id=correlation_id)
         async with self._database.transaction() as tx:
             await tx.execute(insert(uploads), row)
             await tx.send(message, key=received.file_id)
+            # If the database is unavailable, no file is stored. If the commit fails, the file is
+            # kept, because the row may have been committed.
+            await asyncio.to_thread(storage.receive, received.file_id, received.content)
 
     async def reprocess(self, file_id: str, correlation_id: str) -> int | None:
         """Request that a file is processed again. Returns the number of the run, or None if there
@@ -144,7 +157,7 @@ def _about(body: str) -> tuple[object, object]:
         return None, None
 
 
-def _summary(row: Mapping[str, Any]) -> dict[str, Any]:
+def _summary(row: Mapping[Any, Any]) -> dict[str, Any]:
     return {
         "fileId": row["file_id"],
         "name": row["name"],

@@ -40,10 +40,6 @@ class FileStorage:
     def receive(self, file_id: str, file: BinaryIO) -> None:
         self._write(self._path("incoming", file_id), file)
 
-    def forget(self, file_id: str) -> None:
-        """Remove a file that was received but not registered."""
-        self._path("incoming", file_id).unlink(missing_ok=True)
-
     def take_in(self, file_id: str) -> tuple[int, str]:
         """Move a received file to its final place and return its size and hash.
 
