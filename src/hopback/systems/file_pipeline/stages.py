@@ -39,58 +39,6 @@ _REDRIVES = "hopback-redrives"
 """The header that contains how often a message has been re-driven."""
 
 
-def add_upload(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.upload.commands`, which stores received files. It also starts another
-    run of files that are already stored.
-    """
-
-    def store(wanted: UploadRequested | ReprocessFileRequested) -> FileUploaded:
-        stored = runtime.storage.take_in(wanted.fileId)
-        return FileUploaded(wanted.fileId, wanted.run, wanted.name, wanted.declaredType, *stored)
-
-    _stage(app, runtime, "q.upload.commands", store, UploadRequested, ReprocessFileRequested)
-
-
-def add_validator(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.validator`, which compares the content of files with the declared type."""
-
-    def validate(file: FileUploaded) -> FileValidated | FileRejected:
-        content = runtime.storage.read(file.fileId)
-        most = runtime.settings.max_bytes
-        found = judge(file.name, file.declaredType, content, most)
-        if found is not None:
-            return FileRejected(file.fileId, file.run, file.name, found.code, found.reason)
-        kind = file.declaredType
-        return FileValidated(file.fileId, file.run, file.name, kind, file.size, file.sha256)
-
-    _stage(app, runtime, "q.validator", validate, FileUploaded)
-
-
-def add_thumbnail(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.thumbnail`, which creates thumbnails of pictures."""
-
-    def draw(file: FileValidated) -> ThumbnailGenerated | None:
-        if not is_image(file.contentType):
-            return None
-        content = runtime.storage.read(file.fileId)
-        drawn, width, height = thumbnail_of(content, runtime.settings.max_pixels)
-        runtime.storage.keep_thumbnail(file.fileId, drawn)
-        return ThumbnailGenerated(file.fileId, file.run, width, height, len(drawn))
-
-    _stage(app, runtime, "q.thumbnail", draw, FileValidated, concurrency=2)
-
-
-def add_extractor(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.extractor`, which extracts the metadata of files."""
-
-    def extract(file: FileValidated) -> MetadataExtracted:
-        content = runtime.storage.read(file.fileId)
-        found = metadata_of(content, file.contentType, runtime.settings.max_pixels)
-        return MetadataExtracted(file.fileId, file.run, found)
-
-    _stage(app, runtime, "q.extractor", extract, FileValidated)
-
-
 def _stage(
     app: App,
     runtime: PartRuntime,
@@ -146,3 +94,55 @@ async def _give_up(
             await tx.send(event, key=payload.fileId)
     except Exception:
         _LOG.exception("the failure of file %s was not announced", payload.fileId)
+
+
+def add_upload(app: App, runtime: PartRuntime) -> None:
+    """Add the handler of `q.upload.commands`, which stores received files. It also starts another
+    run of files that are already stored.
+    """
+
+    def store(wanted: UploadRequested | ReprocessFileRequested) -> FileUploaded:
+        stored = runtime.storage.take_in(wanted.fileId)
+        return FileUploaded(wanted.fileId, wanted.run, wanted.name, wanted.declaredType, *stored)
+
+    _stage(app, runtime, "q.upload.commands", store, UploadRequested, ReprocessFileRequested)
+
+
+def add_validator(app: App, runtime: PartRuntime) -> None:
+    """Add the handler of `q.validator`, which compares the content of files with the declared type."""
+
+    def validate(file: FileUploaded) -> FileValidated | FileRejected:
+        content = runtime.storage.read(file.fileId)
+        most = runtime.settings.max_bytes
+        found = judge(file.name, file.declaredType, content, most)
+        if found is not None:
+            return FileRejected(file.fileId, file.run, file.name, found.code, found.reason)
+        kind = file.declaredType
+        return FileValidated(file.fileId, file.run, file.name, kind, file.size, file.sha256)
+
+    _stage(app, runtime, "q.validator", validate, FileUploaded)
+
+
+def add_thumbnail(app: App, runtime: PartRuntime) -> None:
+    """Add the handler of `q.thumbnail`, which creates thumbnails of pictures."""
+
+    def draw(file: FileValidated) -> ThumbnailGenerated | None:
+        if not is_image(file.contentType):
+            return None
+        content = runtime.storage.read(file.fileId)
+        drawn, width, height = thumbnail_of(content, runtime.settings.max_pixels)
+        runtime.storage.keep_thumbnail(file.fileId, drawn)
+        return ThumbnailGenerated(file.fileId, file.run, width, height, len(drawn))
+
+    _stage(app, runtime, "q.thumbnail", draw, FileValidated, concurrency=2)
+
+
+def add_extractor(app: App, runtime: PartRuntime) -> None:
+    """Add the handler of `q.extractor`, which extracts the metadata of files."""
+
+    def extract(file: FileValidated) -> MetadataExtracted:
+        content = runtime.storage.read(file.fileId)
+        found = metadata_of(content, file.contentType, runtime.settings.max_pixels)
+        return MetadataExtracted(file.fileId, file.run, found)
+
+    _stage(app, runtime, "q.extractor", extract, FileValidated)
