@@ -47,8 +47,10 @@ def _stage(
     *wanted: type[PipelinePayload],
     concurrency: int = 4,
 ) -> None:
-    """Add a handler that calls `work` and sends its result as an event."""
-    producer = queue.split(".")[1]
+    """Add a handler that calls `work` with the payload of a message and sends the result as an
+    event. `wanted` lists the accepted types of messages.
+    """
+    producer = queue.split(".")[1]  # such as `validator`
 
     @app.handler(queue, concurrency=concurrency, rules=_HOPELESS)
     async def handle(message: PipelineMessage, context: Context) -> None:
