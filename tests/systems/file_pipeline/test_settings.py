@@ -53,6 +53,11 @@ def test_all_invalid_variables_are_named_without_secrets() -> None:
     assert "hunter2" not in str(short.value)
 
 
+def test_storage_that_is_not_an_s3_address_is_refused() -> None:
+    with pytest.raises(SettingsError, match="FILES_STORAGE"):
+        PipelineSettings.read({"FILES_STORAGE": "ftp://x"})
+
+
 @in_virtual_time
 async def test_start_fails_without_database(tmp_path: Path) -> None:
     """The error has a remedy and no password."""

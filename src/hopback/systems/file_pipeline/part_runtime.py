@@ -12,7 +12,7 @@ from hopback.errors import StoreUnavailable
 from hopback.runtime import Clock
 from hopback.store import Database
 from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.storage import FileStorage
+from hopback.systems.file_pipeline.storage import open_storage
 from hopback.systems.file_pipeline.tables import METADATA
 from hopback.systems.settings import SettingsError
 
@@ -30,7 +30,7 @@ class PartRuntime:
         self, settings: PipelineSettings, clock: Clock | None = None, *, relays: bool = True
     ) -> None:
         self.settings = settings
-        self.storage = FileStorage(settings.folder)
+        self.storage = open_storage(settings)
         self.database = Database(settings.database_url, tables=METADATA, clock=clock, relays=relays)
         self.clock = self.database.clock
         self.background: list[Callable[[], Awaitable[None]]] = []
@@ -42,7 +42,7 @@ class PartRuntime:
         try:
             await asyncio.to_thread(self.storage.prepare, self.clock.now())
         except OSError as error:
-            raise SettingsError(f"FILES_FOLDER: {error}") from error
+            raise SettingsError(f"FILES_FOLDER or FILES_STORAGE: {error}") from error
         async with self.database.lifespan(sender):
             # Without its database, a part would park every message after three attempts.
             if reason := await self.database.check():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +15,18 @@ _SECRET_BYTES = 32
 """RFC 7518, section 3.2, requires that an HS256 key has at least as many bits as the hash, i.e.
 256.
 """
+_STORAGE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w/.-]*)?")
 
 
 def _read_secret(text: str) -> str:
     if len(text.encode()) < _SECRET_BYTES:
         raise ValueError(f"at least {_SECRET_BYTES} bytes")
+    return text
+
+
+def _read_storage(text: str) -> str:
+    if not _STORAGE.fullmatch(text):
+        raise ValueError("s3://bucket/prefix, or empty for the folder")
     return text
 
 
@@ -42,6 +50,9 @@ class PipelineSettings(EnvironmentSettings):
     timeout_s: int = variable("PROCESSING_TIMEOUT_SECONDS", 120, least=1)
     sweep_s: int = variable("TIMEOUT_SWEEP_SECONDS", 5, least=1)
     secret: str = variable("ADMIN_JWT_SECRET", "", read=_read_secret, secret=True)
+    storage: str = variable("FILES_STORAGE", "", read=_read_storage)
+    """An address like `s3://bucket/prefix`. If it is empty, files are stored in `folder`."""
+    s3_endpoint: str = variable("S3_ENDPOINT_URL", "")
     jwks_url: str = variable("ADMIN_JWKS_URL", "")
     issuer: str = variable("ADMIN_JWT_ISSUER", "file-pipeline")
     audience: str = variable("ADMIN_JWT_AUDIENCE", "file-pipeline")
