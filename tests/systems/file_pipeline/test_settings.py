@@ -53,9 +53,17 @@ def test_all_invalid_variables_are_named_without_secrets() -> None:
     assert "hunter2" not in str(short.value)
 
 
-def test_storage_that_is_not_an_s3_address_is_refused() -> None:
-    with pytest.raises(SettingsError, match="FILES_STORAGE"):
-        PipelineSettings.read({"FILES_STORAGE": "ftp://x"})
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"FILES_STORAGE": "ftp://x"}, "FILES_STORAGE"),
+        ({"SMTP_URL": "mail.example.org"}, "SMTP_URL"),
+        ({"SMTP_URL": "smtp://mail.example.org"}, "MAIL_TO"),
+    ],
+)
+def test_invalid_addresses_are_named(variables: dict[str, str], name: str) -> None:
+    with pytest.raises(SettingsError, match=name):
+        PipelineSettings.read(variables)
 
 
 @in_virtual_time

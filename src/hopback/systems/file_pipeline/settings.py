@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def _read_secret(text: str) -> str:
 def _read_storage(text: str) -> str:
     if not _STORAGE.fullmatch(text):
         raise ValueError("s3://bucket/prefix, or empty for the folder")
+    return text
+
+
+def _read_smtp(text: str) -> str:
+    if not text.startswith(("smtp://", "smtps://")):
+        raise ValueError("smtp://host:port or smtps://host:port")
     return text
 
 
@@ -57,8 +64,18 @@ class PipelineSettings(EnvironmentSettings):
     issuer: str = variable("ADMIN_JWT_ISSUER", "file-pipeline")
     audience: str = variable("ADMIN_JWT_AUDIENCE", "file-pipeline")
     roles_claim: str = variable("ADMIN_JWT_ROLES_CLAIM", "roles")
+    smtp: str = variable("SMTP_URL", "", read=_read_smtp, secret=True)
+    """An address like `smtp://user:password@host:port`. If it is empty, no mail is sent."""
+    mail_from: str = variable("MAIL_FROM", "file-pipeline@localhost")
+    mail_to: tuple[str, ...] = variable("MAIL_TO", ())
     language: Language = variable("LANGUAGE_OF_ANSWERS", "en", choices=("en", "pt"))
     """The language of error messages for clients that don't send `Accept-Language`."""
+
+    def problems(self, variables: Mapping[str, str]) -> Sequence[str]:
+        del variables
+        if self.smtp and not self.mail_to:
+            return ["MAIL_TO: expected an address, as SMTP_URL is set"]
+        return ()
 
     @property
     def database_url(self) -> str:
