@@ -68,6 +68,8 @@ class PipelineSettings(EnvironmentSettings):
     """An address like `smtp://user:password@host:port`. If it is empty, no mail is sent."""
     mail_from: str = variable("MAIL_FROM", "file-pipeline@localhost")
     mail_to: tuple[str, ...] = variable("MAIL_TO", ())
+    inspection: str = variable("FILE_INSPECTION", "")
+    """An additional check as `module:function`, see `stages.Inspect`."""
     language: Language = variable("LANGUAGE_OF_ANSWERS", "en", choices=("en", "pt"))
     """The language of error messages for clients that don't send `Accept-Language`."""
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from typing import Any, TypeAlias
 
 from hopback import App, Context, Rule, Verdict
-from hopback.systems.file_pipeline.contents import is_image, judge, metadata_of
+from hopback.systems.file_pipeline.contents import Rejection, is_image, judge, metadata_of
 from hopback.systems.file_pipeline.messages import (
     FileRejected,
     FileUploaded,
@@ -32,6 +33,12 @@ from hopback.systems.file_pipeline.messages import (
 )
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.pictures import HopelessFile, thumbnail_of
+from hopback.systems.settings import SettingsError
+
+Inspect: TypeAlias = Callable[[FileUploaded, bytes], Rejection | None]
+"""An additional check. It is called in a thread for every file that has passed the built-in checks.
+It returns a rejection or None. If it raises an exception, the message is retried.
+"""
 
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _HOPELESS = (Rule(Malformed, Verdict.PARK), Rule(HopelessFile, Verdict.PARK))
@@ -112,17 +119,34 @@ def add_upload(app: App, runtime: PartRuntime) -> None:
 
 def add_validator(app: App, runtime: PartRuntime) -> None:
     """Add the handler of `q.validator`, which compares the content of files with the declared type."""
+    inspect = find_inspection(runtime.settings.inspection)
 
     def validate(file: FileUploaded) -> FileValidated | FileRejected:
         content = runtime.storage.read(file.fileId)
         most = runtime.settings.max_bytes
         found = judge(file.name, file.declaredType, content, most)
+        if found is None and inspect is not None:
+            found = inspect(file, content)
         if found is not None:
             return FileRejected(file.fileId, file.run, file.name, found.code, found.reason)
         kind = file.declaredType
         return FileValidated(file.fileId, file.run, file.name, kind, file.size, file.sha256)
 
     _stage(app, runtime, "q.validator", validate, FileUploaded)
+
+
+def find_inspection(target: str) -> Inspect | None:
+    """Import an additional check by its name `module:function`. Returns None if the name is empty."""
+    if not target:
+        return None
+    module, _, name = target.partition(":")
+    try:
+        found: Inspect = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"FILE_INSPECTION: expected module:function, got {target!r}: {error}"
+        ) from error
+    return found
 
 
 def add_thumbnail(app: App, runtime: PartRuntime) -> None:
