@@ -17,6 +17,7 @@ import json
 import logging
 import math
 import re
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, NoReturn, Self, TypeAlias
@@ -59,8 +60,8 @@ _MOST_BYTES = 1_000_000
 _SHORT_BYTES = 255
 """The maximum size of routing keys, message ids and types in AMQP 0-9-1, in bytes."""
 _KEY = re.compile(r"[!-~]{1,128}")
-"""Valid values of `Idempotency-Key`. The key is used as the message id and appears unchanged in
-logs and headers.
+"""Valid values of `Idempotency-Key` and `X-Correlation-ID`. They are used as ids of messages and appear
+unchanged in logs and headers.
 """
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _AGAIN = {"Retry-After": "5"}
@@ -237,6 +238,12 @@ def idempotency_key(request: Request) -> str | None:
             "Idempotency-Key: esperados de 1 a 128 letras, dígitos e sinais ASCII",
         )
     return found
+
+
+def correlation_id(request: Request) -> str:
+    """Return the correlation id of the request, or a new one if it is missing or invalid."""
+    given = request.headers.get("x-correlation-id", "")
+    return given if _KEY.fullmatch(given) else str(uuid.uuid4())
 
 
 async def publish(

@@ -9,14 +9,18 @@ import pytest
 from sqlalchemy import delete, text, update
 from sqlalchemy.exc import DatabaseError
 
+from hopback.systems.file_pipeline.contents import Rejection
 from hopback.systems.file_pipeline.messages import UploadRequested, message_of
 from hopback.systems.file_pipeline.tables import audit
+from hopback.systems.settings import SettingsError
 from hopback.testing import in_virtual_time
 from tests.systems.file_pipeline.running_pipeline import hostile_message, pipeline
 from tests.systems.file_pipeline.samples import bomb, broken_png, jpeg_with_exif, png
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hopback.systems.file_pipeline.messages import FileUploaded
 
 _BOTH = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
 
@@ -95,6 +99,31 @@ async def test_file_of_wrong_type_is_rejected_with_code_and_reason(tmp_path: Pat
         }
         assert await system.notification_types() == ["FileRejected.v1"]
         assert system.dead_letter_counts() == {}
+
+
+def scan(file: FileUploaded, content: bytes) -> Rejection | None:
+    """A custom inspection."""
+    return Rejection("INFECTED", f"{file.name} has a virus.") if b"virus" in content else None
+
+
+@in_virtual_time
+async def test_custom_inspection_rejects_with_code_and_reason(tmp_path: Path) -> None:
+    """It runs after the built-in inspection, on accepted files only."""
+    async with pipeline(tmp_path, inspection=f"{__name__}:scan") as system:
+        infected = await system.upload(b"a virus", "a.txt", "text/plain")
+        harmless = await system.upload(b"harmless", "b.txt", "text/plain")
+        await system.settle()
+        row = await system.file(infected)
+        assert row["status"] == "rejected"
+        assert row["rejection"] == {"code": "INFECTED", "reason": "a.txt has a virus."}
+        assert (await system.file(harmless))["status"] == "completed"
+
+
+@in_virtual_time
+async def test_unknown_inspection_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="FILE_INSPECTION"):
+        async with pipeline(tmp_path, inspection=f"{__name__}:missing"):
+            pass
 
 
 @in_virtual_time

@@ -7,6 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import OperationalError
 
 from hopback.testing import in_virtual_time
 from tests.systems.file_pipeline.gateway_client import open_gateway, part
@@ -305,3 +307,90 @@ async def test_answers_contain_no_paths_of_the_machine(tmp_path: Path) -> None:
         notified = (await web.client.get("/notifications")).text
         assert "FileNotFoundError" in notified
         assert str(tmp_path) not in notified
+
+
+@in_virtual_time
+async def test_file_list_filters_by_status_and_returns_total(tmp_path: Path) -> None:
+    """`accepted` is the status before the upload is handled. An unknown status is refused."""
+    async with open_gateway(tmp_path) as web:
+        for name in ("a.txt", "b.txt"):
+            await web.upload_and_settle(b"hello", name, "text/plain")
+        page = (await web.client.get("/files?limit=1&status=completed")).json()
+        assert (len(page["items"]), page["total"]) == (1, 2)
+        web.system.test.broker.cut()
+        await web.upload(b"hello", "c.txt", "text/plain")
+        accepted = (await web.client.get("/files?status=accepted")).json()
+        assert [one["name"] for one in accepted["items"]] == ["c.txt"]
+        assert (await web.client.get("/files?status=bogus")).status_code == 400
+
+
+@in_virtual_time
+async def test_files_that_share_a_correlation_id_keep_their_own_events(tmp_path: Path) -> None:
+    """Clients choose the ID, so it may occur twice."""
+    async with open_gateway(tmp_path) as web:
+        shown = []
+        for name in ("a.txt", "b.txt"):
+            form = {"file": (name, b"hello", "text/plain")}
+            same = {"X-Correlation-ID": "same"}
+            answer = await web.client.post("/files", files=form, headers=same)
+            await web.system.settle()
+            shown.append(answer.headers["location"])
+        for where in shown:
+            events = (await web.client.get(f"{where}/events")).json()["items"]
+            assert [one["type"] for one in events] == [
+                "FileUploaded.v1",
+                "FileValidated.v1",
+                "MetadataExtracted.v1",
+                "ProcessingCompleted.v1",
+            ]
+
+
+@in_virtual_time
+async def test_failed_redrive_notifies_again(tmp_path: Path) -> None:
+    """A second ProcessingFailed causes a second notification. After the repair the failure is gone."""
+    async with open_gateway(tmp_path) as web:
+        failed = await web.upload_and_settle(broken_png(), "a.png", "image/png")
+        assert failed["status"] == "failed"
+        before = (await web.system.notification_types()).count("ProcessingFailed.v1")
+        await web.system.redrive("q.thumbnail")
+        await web.system.settle()
+        assert (await web.system.notification_types()).count("ProcessingFailed.v1") == before + 1
+        assert (await web.system.audit_types()).count("ProcessingFailed.v1") == before + 1
+        web.system.folder.file(failed["fileId"]).write_bytes(png())
+        for queue in web.system.dead_letter_counts():
+            await web.system.redrive(queue)
+        await web.client.post(f"/files/{failed['fileId']}/reprocess")
+        await web.system.settle()
+        repaired = (await web.client.get(f"/files/{failed['fileId']}")).json()
+        assert repaired["status"] == "completed", repaired
+        assert "failure" not in repaired
+        assert repaired["size"] == repaired["metadata"]["size"] == len(png())
+        assert repaired["sha256"] == repaired["metadata"]["sha256"]
+
+
+@in_virtual_time
+async def test_file_is_not_stored_if_database_refuses_its_row(tmp_path: Path) -> None:
+    async with open_gateway(tmp_path) as web:
+        await web.client.get("/files")  # creates the tables
+        async with web.system.runtime.database.transaction() as tx:
+            await tx.execute(text("DROP TABLE file_pipeline_uploads"))
+        assert (await web.upload(png(), *_PNG)).status_code == 503
+        assert web.files_on_disk() == []
+
+
+@in_virtual_time
+async def test_file_is_kept_if_commit_fails(tmp_path: Path) -> None:
+    """The row may have been committed, so the command may need the file."""
+    async with open_gateway(tmp_path) as web:
+        await web.client.get("/files")  # creates the tables
+
+        def fail(_connection: Connection) -> None:
+            raise OperationalError("COMMIT", {}, Exception("connection lost"))
+
+        event.listen(Engine, "commit", fail)
+        try:
+            assert (await web.upload(png(), *_PNG)).status_code == 503
+        finally:
+            event.remove(Engine, "commit", fail)
+        (kept,) = web.files_on_disk()
+        assert kept.startswith("incoming/")

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
@@ -18,24 +19,27 @@ from hopback import RabbitMQ
 from hopback.broker.declare import declare
 from hopback.designs import file_pipeline
 from hopback.errors import TopologyConflict
-from hopback.systems.file_pipeline.infrastructure import DEFINITIONS, HOME, definitions
-from hopback.topology import read_definitions
+from hopback.systems import file_pipeline as system
+from hopback.topology import read_definitions, write_definitions
 
 if TYPE_CHECKING:
     from tests.harness.shared import SharedNode
 
-_COMPOSE = HOME / "docker-compose.yml"
-_SCRIPT = HOME / "rabbitmq" / "import-definitions.sh"
+_HOME = Path(system.__path__[0]) / "infra"
+_COMPOSE = _HOME / "docker-compose.yml"
+_DEFINITIONS = _HOME / "rabbitmq" / "definitions.json"
+_SCRIPT = _HOME / "rabbitmq" / "import-definitions.sh"
 
 
 def test_definitions_file_equals_the_design() -> None:
-    """`python -m hopback.systems.file_pipeline.infrastructure` writes it."""
-    assert DEFINITIONS.read_text(encoding="utf-8") == definitions()
+    """`hopback topology export file-pipeline` writes it."""
+    expected, _ = write_definitions(file_pipeline())
+    assert json.loads(_DEFINITIONS.read_text(encoding="utf-8")) == expected
 
 
 def test_definitions_file_contains_exactly_the_topology_of_the_document() -> None:
     """With the names of the document and the arguments and bindings of the design."""
-    read = read_definitions(DEFINITIONS.read_text(encoding="utf-8"))
+    read = read_definitions(_DEFINITIONS.read_text(encoding="utf-8"))
     design = file_pipeline()
     parts = [
         "upload.commands",
@@ -92,7 +96,7 @@ def test_import_script_succeeds_twice(rabbitmq: SharedNode, vhost: str) -> None:
         assert (ran.returncode, ran.stderr) == (0, "")
         assert "imported" in ran.stdout
     stored = rabbitmq.management.call("GET", f"/queues/{quote(vhost, safe='')}")
-    expected = json.loads(definitions())
+    expected = json.loads(_DEFINITIONS.read_text(encoding="utf-8"))
     assert {one["name"]: one["arguments"] for one in stored} == {
         one["name"]: one["arguments"] for one in expected["queues"]
     }
@@ -141,7 +145,7 @@ def test_init_service_imports_as_in_the_compose_file(rabbitmq: SharedNode, vhost
     service = yaml.safe_load(filled)["services"]["rabbitmq-init"]
     (mounted,) = service["volumes"]
     folder, inside, _ = mounted.split(":")
-    words = [word.replace(inside, str(HOME / folder)) for word in service["entrypoint"]]
+    words = [word.replace(inside, str(_HOME / folder)) for word in service["entrypoint"]]
     address = urlsplit(rabbitmq.management_url)
     here = f"http://{address.hostname}:{address.port}"
     settings = {

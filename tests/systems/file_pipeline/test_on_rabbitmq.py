@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import jwt
 import pytest
+from sqlalchemy import insert, select
 
 from hopback import RabbitMQ
+from hopback.store import Outbox
+from hopback.systems.database import find_rows
 from hopback.systems.file_pipeline.demo import SYSTEM
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
+from hopback.systems.file_pipeline.projection import _time_out
+from hopback.systems.file_pipeline.settings import PipelineSettings
+from hopback.systems.file_pipeline.tables import files
 from hopback.systems.host import Host
 from tests.systems.file_pipeline.samples import broken_png, jpeg_with_exif, png
 
@@ -191,3 +198,20 @@ def _check_log(text: str) -> None:
         assert one["queue"] == "q.thumbnail"
         assert one["routingKey"] == "files.validated.v1"
         assert one["messageType"] == "FileValidated.v1"
+
+
+async def test_two_projections_time_out_each_late_file_once(database: str, tmp_path: Path) -> None:
+    """The second one skips the files that the first one has locked."""
+    runtime = PartRuntime(PipelineSettings(tmp_path, database))
+    row = {"run": 1, "status": "processing", "content_type": "image/png", "timed_out": False}
+    row |= {"correlation_id": "c", "started_at": 0.0, "updated_at": 0.0}
+    async with runtime.database.transaction() as tx:
+        await tx.execute(insert(files), [row | {"file_id": f"f{n}"} for n in range(150)])
+    async with runtime.database.transaction() as first:
+        await _time_out(first, 60, 100)
+        async with runtime.database.transaction() as second:
+            await _time_out(second, 60, 100)
+    found = await find_rows(runtime.database, select(files.c.status))
+    assert [one["status"] for one in found] == ["timed-out"] * 150
+    assert await Outbox(runtime.database.engine, "test", runtime.clock).depth() == 150
+    await runtime.database.close()

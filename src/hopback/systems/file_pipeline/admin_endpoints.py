@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hopback import Delivery
+from hopback.designs import file_pipeline
 from hopback.ops import (
     JobState,
     Operations,
@@ -32,6 +33,7 @@ from hopback.ops import (
 )
 from hopback.ops.http import (
     BadToken,
+    JwtSettings,
     Refused,
     Role,
     TokenReader,
@@ -44,19 +46,10 @@ from hopback.ops.http import (
 from hopback.runtime import Clock
 from hopback.systems.file_pipeline.register import format_moment
 from hopback.systems.file_pipeline.settings import PipelineSettings
+from hopback.systems.settings import SettingsError
+from hopback.systems.web import correlation_id
 
-ACCEPTED = tuple(
-    f"q.{name}.dlq"
-    for name in (
-        "upload.commands",
-        "validator",
-        "thumbnail",
-        "extractor",
-        "projection",
-        "notification",
-        "audit",
-    )
-)
+ACCEPTED = tuple(plan.parking.queue for plan in file_pipeline().plans)
 """The dead-letter queues that the document names. All other names are refused."""
 
 # Numbers of messages: the defaults and the maximum that the document specifies.
@@ -70,7 +63,6 @@ _PEEK_BYTES = 16 * 1024 * 1024
 _PEEK_S = 30.0
 # How many bytes of a peek are parsed as JSON. The rest is shown as text.
 _PARSED_BYTES = 1024 * 1024
-_CORRELATION = re.compile(r"[!-~]{1,128}")
 _UNFINISHED = frozenset(
     {JobState.FAILED, JobState.STOPPED, JobState.INTERRUPTED, JobState.CANCELLED}
 )
@@ -78,16 +70,29 @@ _UNFINISHED = frozenset(
 
 def admin_routes(operations: Operations, settings: PipelineSettings, clock: Clock) -> list[Route]:
     """Return the routes of the admin endpoints, which require the role `admin`."""
-    tokens = None
-    if settings.jwks_url or settings.secret:
-        tokens = token_reader(settings.tokens(), (), settings.secret, clock)
-    admin = _AdminEndpoints(operations, tokens, clock)
+    admin = _AdminEndpoints(operations, _token_reader(settings, clock), clock)
     path = "/admin/dlq/queues"
     return [
         Route(path, admin.endpoint(admin.list_queues), methods=["GET"]),
         Route(f"{path}/{{queue}}/messages", admin.endpoint(admin.peek), methods=["GET"]),
         Route(f"{path}/{{queue}}/re-drive", admin.endpoint(admin.redrive), methods=["POST"]),
     ]
+
+
+def _token_reader(settings: PipelineSettings, clock: Clock) -> TokenReader | None:
+    """Return the reader of tokens that are signed with the issuer's keys or the shared secret."""
+    if not settings.jwks_url and not settings.secret:
+        return None
+    tokens = JwtSettings(
+        issuer=settings.issuer,
+        audience=settings.audience,
+        jwks_url=settings.jwks_url,
+        secret_env="ADMIN_JWT_SECRET" if settings.secret else "",
+        roles_claim=settings.roles_claim,
+    )
+    if problem := tokens.problem():
+        raise SettingsError(f"ADMIN_JWKS_URL or ADMIN_JWT_SECRET: {problem}")
+    return token_reader(tokens, (), settings.secret, clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +110,7 @@ class _AdminEndpoints:
         """
 
         async def respond(request: Request) -> Response:
-            given = request.headers.get("x-correlation-id", "")
-            correlation = given if _CORRELATION.fullmatch(given) else str(uuid.uuid4())
+            correlation = correlation_id(request)
             try:
                 response = await answer(request, await self._administrator(request))
             except Exception as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hopback import App
-from hopback.designs import file_pipeline
 from hopback.systems.file_pipeline.audit import add_audit
 from hopback.systems.file_pipeline.notification import add_notification
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
@@ -30,8 +29,7 @@ def create_consumers(runtime: PartRuntime, *names: str) -> App:
     """Return an application with the given consumers, or with all of them if none is given. It
     opens the runtime when it starts.
     """
-    settings = runtime.settings
-    topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
+    topology = runtime.settings.topology()
     app = App(" ".join(("file-pipeline", *names)), topology=topology, lifespan=runtime.open)
     for name in names or _CONSUMERS:
         _CONSUMERS[name](app, runtime)

@@ -1,38 +1,28 @@
-"""Detect the type of a file from its content and compare it with the declared type."""
+"""The content of a file: its accepted types, whether it matches the declared type, and its metadata."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from types import MappingProxyType
+from typing import Any
 
-HEAD_BYTES = 65_536
-"""How many bytes of a file `sniff` needs."""
+from hopback.systems.file_pipeline.pictures import describe_picture
 
-
-@dataclass(frozen=True, slots=True)
-class FileType:
-    """An accepted file type with its file name extensions."""
-
-    endings: tuple[str, ...]
-    image: bool = False
-
-
-TYPES: Mapping[str, FileType] = MappingProxyType(
-    {
-        "image/png": FileType((".png",), image=True),
-        "image/jpeg": FileType((".jpg", ".jpeg"), image=True),
-        "image/gif": FileType((".gif",), image=True),
-        "image/webp": FileType((".webp",), image=True),
-        "application/pdf": FileType((".pdf",)),
-        "application/json": FileType((".json",)),
-        "text/csv": FileType((".csv",)),
-        "text/plain": FileType((".txt", ".log", ".md")),
-    }
-)
-"""All accepted types."""
+TYPES: Mapping[str, tuple[str, ...]] = {
+    "image/png": (".png",),
+    "image/jpeg": (".jpg", ".jpeg"),
+    "image/gif": (".gif",),
+    "image/webp": (".webp",),
+    "application/pdf": (".pdf",),
+    "application/json": (".json",),
+    "text/csv": (".csv",),
+    "text/plain": (".txt", ".log", ".md"),
+}
+"""All accepted types and the endings of their file names."""
 
 _TEXTUAL = frozenset({"application/json", "text/csv", "text/plain"})
 _MAGIC = (
@@ -43,7 +33,8 @@ _MAGIC = (
     (8, b"WEBP", "image/webp"),
     (0, b"%PDF-", "application/pdf"),
 )
-_CONTROLS = frozenset(range(32)) - {9, 10, 12, 13} | {127}
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f\x7f]")
+"""A control character other than tab, line feed, form feed and carriage return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +45,27 @@ class Rejection:
     reason: str
 
 
-def is_image(content_type: str | None) -> bool:
-    taken = TYPES.get(content_type or "")
-    return taken is not None and taken.image
+def is_image(content_type: str) -> bool:
+    return content_type.startswith("image/")
 
 
-def sniff(head: bytes) -> str | None:
-    """Detect the type from the first bytes. Returns None if it is unknown."""
+def sniff(content: bytes) -> str | None:
+    """Detect the type of a content. Returns None if it is unknown."""
     for offset, magic, found in _MAGIC:
-        if head[offset : offset + len(magic)] == magic:
-            return found if found != "image/webp" or head[:4] == b"RIFF" else None
-    # Anything else must be UTF-8 text without control characters. The last character may be cut
-    # off.
-    if not head or _CONTROLS & set(head):
+        if content[offset : offset + len(magic)] == magic:
+            return found if found != "image/webp" or content[:4] == b"RIFF" else None
+    # Anything else must be UTF-8 text without control characters.
+    if not content or _CONTROL.search(content):
         return None
     try:
-        head.decode("utf-8")
-    except UnicodeDecodeError as error:
-        is_cut = len(head) >= HEAD_BYTES and error.start >= len(head) - 3
-        return "text/plain" if is_cut else None
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
     return "text/plain"
 
 
-def judge(name: str, declared: str, content: bytes, max_bytes: int) -> Rejection | str:
-    """Return the declared type if the file matches it, otherwise the reason for the rejection."""
+def judge(name: str, declared: str, content: bytes, max_bytes: int) -> Rejection | None:
+    """Return why a file is rejected, or None if its content matches its declared type."""
     ending = PurePath(name).suffix.lower()
     if not content:
         return Rejection("EMPTY_FILE", "The file is empty.")
@@ -85,12 +73,12 @@ def judge(name: str, declared: str, content: bytes, max_bytes: int) -> Rejection
         return Rejection("TOO_LARGE", f"Expected at most {max_bytes} bytes, got {len(content)}.")
     if declared not in TYPES:
         return Rejection("UNSUPPORTED_TYPE", f"Files of type {declared[:80]!r} are not accepted.")
-    if ending not in TYPES[declared].endings:
-        expected = " or ".join(TYPES[declared].endings)
+    if ending not in TYPES[declared]:
+        expected = " or ".join(TYPES[declared])
         return Rejection(
             "EXTENSION_MISMATCH", f"Expected a name ending in {expected}, got {ending[:20]!r}."
         )
-    found = sniff(content[:HEAD_BYTES])
+    found = sniff(content)
     if found is None:
         return Rejection(
             "UNKNOWN_CONTENT",
@@ -108,4 +96,32 @@ def judge(name: str, declared: str, content: bytes, max_bytes: int) -> Rejection
                 "INVALID_JSON",
                 "The declared type is application/json, but the content is not valid JSON.",
             )
-    return declared
+    return None
+
+
+def metadata_of(content: bytes, content_type: str, max_pixels: int) -> dict[str, Any]:
+    """Return the checksums of a file, and more details if it is a picture, a text, JSON or PDF."""
+    found: dict[str, Any] = {
+        "contentType": content_type,
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "md5": hashlib.md5(content, usedforsecurity=False).hexdigest(),
+    }
+    if is_image(content_type):
+        found["image"] = describe_picture(content, max_pixels)
+    elif content_type == "application/pdf":
+        found["pdf"] = {"version": content[5:8].decode("ascii", "replace")}
+    else:
+        text = content.decode("utf-8", "replace")
+        lines = text.splitlines()
+        found["text"] = {
+            "characters": len(text),
+            "words": len(re.findall(r"\w+", text)),
+            "lines": len(lines),
+            "longestLine": max(map(len, lines), default=0),
+        }
+    if content_type == "application/json":
+        value = json.loads(content)
+        size = len(value) if isinstance(value, dict | list | str) else 1
+        found["json"] = {"kind": type(value).__name__, "size": size}
+    return found

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -16,7 +15,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hopback.broker import Broker
-from hopback.designs import file_pipeline
 from hopback.ops import ManagedBroker, Operations
 from hopback.runtime import Clock
 from hopback.systems.file_pipeline.admin_endpoints import admin_routes
@@ -25,11 +23,15 @@ from hopback.systems.file_pipeline.reception import receive
 from hopback.systems.file_pipeline.register import STATUSES, Register
 from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.storage import is_file_id
-from hopback.systems.web import RequestRefused, TopologyPublisher, web_application
+from hopback.systems.web import (
+    RequestRefused,
+    TopologyPublisher,
+    correlation_id,
+    web_application,
+)
 
 _MOST = 500
 """The maximum number of rows in a response. Requests for more are refused."""
-_CORRELATION = re.compile(r"[!-~]{1,128}")
 
 
 def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = None) -> Starlette:
@@ -39,11 +41,10 @@ def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = No
     outbox. This is why readiness only depends on the database.
     """
     runtime = PartRuntime(settings, clock)
-    topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
+    topology = settings.topology()
     managed = ManagedBroker(broker, topologies=[topology], clock=runtime.clock)
     operations = Operations(managed)
     api = _GatewayApi(runtime)
-
     publisher = TopologyPublisher(broker, topology, name="file-pipeline gateway")
 
     @asynccontextmanager
@@ -71,18 +72,12 @@ def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = No
 class _GatewayApi:
     def __init__(self, runtime: PartRuntime) -> None:
         self._runtime = runtime
-        self._register = Register(runtime)
+        self._register = Register(runtime.database)
 
     async def upload(self, request: Request) -> JSONResponse:
         """Receive a file. The response is sent when the file is on the disk and in the database."""
-        storage = self._runtime.storage
-        received = await receive(request, storage, self._runtime.settings)
-        try:
-            await self._register.enter(received, _correlation(request))
-        except BaseException:
-            with suppress(Exception):  # the original error is raised
-                await asyncio.to_thread(storage.forget, received.file_id)
-            raise
+        async with receive(request, self._runtime.settings) as received:
+            await self._register.enter(received, self._runtime.storage, correlation_id(request))
         where = f"{request.scope.get('root_path', '')}/files/{received.file_id}"
         body = {"fileId": received.file_id, "name": received.name, "status": "accepted"}
         return JSONResponse(body, 202, {"Location": where})
@@ -116,7 +111,7 @@ class _GatewayApi:
 
     async def reprocess(self, request: Request) -> JSONResponse:
         file_id = _file_id(request)
-        run = await self._register.reprocess(file_id, _correlation(request))
+        run = await self._register.reprocess(file_id, correlation_id(request))
         if run is None:
             raise _no_such_file()
         return JSONResponse({"fileId": file_id, "run": run, "status": "accepted"}, 202)
@@ -146,11 +141,3 @@ def _number(request: Request, name: str, default: int, *, least: int = 1, most: 
             f"{name}: esperado um número inteiro de {least} a {most}",
         )
     return int(text)
-
-
-def _correlation(request: Request) -> str:
-    """Return the correlation id of the request. If it is missing or invalid, a new one is
-    generated.
-    """
-    given = request.headers.get("x-correlation-id", "")
-    return given if _CORRELATION.fullmatch(given) else str(uuid.uuid4())

@@ -64,7 +64,7 @@ class PipelinePayload(msgspec.Struct, frozen=True):
 class UploadRequested(PipelinePayload, frozen=True):
     """Store a received file."""
 
-    KEY: ClassVar[str] = "commands.upload.requested.v1"
+    KEY = "commands.upload.requested.v1"
     name: str
     declaredType: str
 
@@ -72,7 +72,7 @@ class UploadRequested(PipelinePayload, frozen=True):
 class ReprocessFileRequested(PipelinePayload, frozen=True):
     """Process a stored file again."""
 
-    KEY: ClassVar[str] = "commands.file.reprocess.v1"
+    KEY = "commands.file.reprocess.v1"
     name: str
     declaredType: str
 
@@ -80,7 +80,7 @@ class ReprocessFileRequested(PipelinePayload, frozen=True):
 class FileUploaded(PipelinePayload, frozen=True):
     """A file was stored."""
 
-    KEY: ClassVar[str] = "files.uploaded.v1"
+    KEY = "files.uploaded.v1"
     name: str
     declaredType: str
     size: int
@@ -90,7 +90,7 @@ class FileUploaded(PipelinePayload, frozen=True):
 class FileValidated(PipelinePayload, frozen=True):
     """The content of a file matches its declared type."""
 
-    KEY: ClassVar[str] = "files.validated.v1"
+    KEY = "files.validated.v1"
     name: str
     contentType: str
     size: int
@@ -100,7 +100,7 @@ class FileValidated(PipelinePayload, frozen=True):
 class FileRejected(PipelinePayload, frozen=True):
     """A file does not match its declared type or is not accepted."""
 
-    KEY: ClassVar[str] = "files.rejected.v1"
+    KEY = "files.rejected.v1"
     name: str
     code: str
     reason: str
@@ -109,7 +109,7 @@ class FileRejected(PipelinePayload, frozen=True):
 class ThumbnailGenerated(PipelinePayload, frozen=True):
     """The thumbnail of a file was stored."""
 
-    KEY: ClassVar[str] = "thumbnails.generated.v1"
+    KEY = "thumbnails.generated.v1"
     width: int
     height: int
     size: int
@@ -118,21 +118,21 @@ class ThumbnailGenerated(PipelinePayload, frozen=True):
 class MetadataExtracted(PipelinePayload, frozen=True):
     """The metadata of a file was extracted."""
 
-    KEY: ClassVar[str] = "metadata.extracted.v1"
+    KEY = "metadata.extracted.v1"
     metadata: dict[str, Any]
 
 
 class ProcessingCompleted(PipelinePayload, frozen=True):
     """All results for a file are available."""
 
-    KEY: ClassVar[str] = "processing.completed.v1"
+    KEY = "processing.completed.v1"
     name: str
 
 
 class ProcessingFailed(PipelinePayload, frozen=True):
     """A stage failed at the last attempt. The message is now in the dead-letter queue."""
 
-    KEY: ClassVar[str] = "processing.failed.v1"
+    KEY = "processing.failed.v1"
     stage: str
     reason: str
 
@@ -140,7 +140,7 @@ class ProcessingFailed(PipelinePayload, frozen=True):
 class ProcessingTimedOut(PipelinePayload, frozen=True):
     """A file was not processed in time. Processing may still complete."""
 
-    KEY: ClassVar[str] = "processing.timed-out.v1"
+    KEY = "processing.timed-out.v1"
     name: str
     waitingFor: list[str]
 

@@ -29,26 +29,11 @@ from hopback.systems.file_pipeline.tables import notifications
 
 News: TypeAlias = FileRejected | ProcessingCompleted | ProcessingFailed | ProcessingTimedOut
 
+_QUEUE = "q.notification"
 _LONGEST_WAIT_S = 20.0
 """Seconds to wait for the mail server. After this the message is retried."""
 _PORTS = {"smtp": 25, "smtps": 465}
 """The default ports of mail servers."""
-
-
-_QUEUE = "q.notification"
-_NEWS: tuple[type[News], ...] = get_args(News)
-
-
-def text_of(news: News) -> str:
-    match news:
-        case FileRejected(name=name, reason=reason):
-            return f"{name} was rejected. {reason}"
-        case ProcessingCompleted(name=name):
-            return f"{name} is ready."
-        case ProcessingFailed(stage=stage, reason=reason):
-            return f"The file failed in {stage}: {reason}"
-        case ProcessingTimedOut(name=name, waitingFor=missing):
-            return f"{name or 'The file'} takes too long. Still missing: {' and '.join(missing)}."
 
 
 def add_notification(app: App, runtime: PartRuntime) -> None:
@@ -60,7 +45,7 @@ def add_notification(app: App, runtime: PartRuntime) -> None:
 
     @app.handler(_QUEUE, concurrency=4, rules=[Rule(Malformed, Verdict.PARK)])
     async def notify(event: PipelineMessage) -> None:
-        news: News = payload_of(event, *_NEWS)
+        news: News = payload_of(event, *get_args(News))
         text = text_of(news)
         if runtime.settings.smtp:
             # If the row exists, the mail has already been sent.
@@ -77,6 +62,18 @@ def add_notification(app: App, runtime: PartRuntime) -> None:
         async with runtime.database.transaction() as tx:
             if await tx.first_time(_QUEUE, event.messageId):
                 await tx.execute(insert(notifications), row)
+
+
+def text_of(news: News) -> str:
+    match news:
+        case FileRejected(name=name, reason=reason):
+            return f"{name} was rejected. {reason}"
+        case ProcessingCompleted(name=name):
+            return f"{name} is ready."
+        case ProcessingFailed(stage=stage, reason=reason):
+            return f"The file failed in {stage}: {reason}"
+        case ProcessingTimedOut(name=name, waitingFor=missing):
+            return f"{name or 'The file'} takes too long. Still missing: {' and '.join(missing)}."
 
 
 def send_mail(settings: PipelineSettings, message_id: str, text: str) -> None:

@@ -116,90 +116,82 @@ _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _QUEUE = "q.projection"
 _PRODUCER = "projection"
 _MOST_AT_ONCE = 100
-"""The maximum number of files that a sweep marks, each in its own transaction. The next sweep
-handles the rest.
-"""
-_COLUMNS = [field.name for field in fields(Process)]
-_LOCK = (
-    select(*(files.c[name] for name in _COLUMNS))
-    .where(files.c.file_id == bindparam("locked_id"))
-    .with_for_update()
-)
-_SAVE = update(files).where(files.c.file_id == bindparam("saved_id"))
+"""The maximum number of files that a sweep marks in its transaction. The next sweep marks the rest."""
 _FACTS: tuple[type[Fact], ...] = get_args(Fact)
 _KNOWN = frozenset(fact.message_type() for fact in _FACTS)
 
+# The statements are built once, because building them takes longer than running them.
+_COLUMNS = [field.name for field in fields(Process)]
+_SELECT = select(*(files.c[name] for name in _COLUMNS))
+_LOCK = _SELECT.where(files.c.file_id == bindparam("locked_id")).with_for_update()
+_LOCK_LATE = (
+    _SELECT.where(files.c.status.in_(UNFINISHED), files.c.started_at <= bindparam("limit"))
+    .order_by(files.c.started_at)
+    .limit(_MOST_AT_ONCE)
+    .with_for_update(skip_locked=True)
+)
+_SAVE = update(files).where(files.c.file_id == bindparam("saved_id"))
 
-class Projection:
-    """Maintains the read model and announces completed files and timeouts."""
 
-    def __init__(self, runtime: PartRuntime) -> None:
-        self._runtime = runtime
+def add_projection(app: App, runtime: PartRuntime) -> None:
+    """Add the handler of `q.projection`, and mark late files in the background."""
 
-    async def apply(self, event: PipelineMessage) -> None:
-        """Add a fact to the process of its file. Facts of earlier runs are ignored."""
-        fact: Fact = payload_of(event, *_FACTS)
-        async with self._runtime.database.transaction() as tx:
-            if not await tx.first_time(_QUEUE, event.messageId):
-                return
-            now = self._runtime.clock.now()
-            fresh = Process(fact.fileId, fact.run, event.correlationId, now)
-            known = await _lock(tx, fact.fileId)
-            if known is None:
-                # If another consumer is inserting the same row, this waits until it has committed.
-                await tx.execute(tx.insert(files).on_conflict_do_nothing(), _row(fresh, now))
-                known = await _lock(tx, fact.fileId) or fresh
-            if known.run > fact.run:
-                return
-            before = fresh if known.run < fact.run else known
-            after = before.after(fact)
-            await _save(tx, after, now)
-            if after.status == "completed" != before.status:
-                done = ProcessingCompleted(after.file_id, after.run, after.name or "")
-                message = message_of(done, producer=_PRODUCER, now=now, cause=event)
-                await tx.send(message, key=done.fileId)
+    @app.handler(_QUEUE, concurrency=4, rules=[Rule(Malformed, Verdict.PARK)])
+    async def project(event: PipelineMessage) -> None:
+        # The queue receives all events, but only some of them change the status of a file.
+        if event.type in _KNOWN:
+            fact: Fact = payload_of(event, *_FACTS)
+            async with runtime.database.transaction() as tx:
+                if await tx.first_time(_QUEUE, event.messageId):
+                    await _apply(tx, fact, event, runtime.clock.now())
 
-    async def time_out(self) -> int:
-        """Mark processes that take too long and return how many were found."""
-        limit = self._runtime.clock.now() - self._runtime.settings.timeout_s
-        unfinished = (
-            select(files.c.file_id)
-            .where(files.c.status.in_(UNFINISHED), files.c.started_at <= limit)
-            .order_by(files.c.started_at)
-            .limit(_MOST_AT_ONCE)
-        )
-        async with self._runtime.database.engine.connect() as connection:
-            found = list((await connection.execute(unfinished)).scalars())
-        for file_id in found:
-            async with self._runtime.database.transaction() as tx:
-                process = await _lock(tx, file_id)
-                if process is None or process.started_at > limit:
-                    continue  # another consumer has already changed it
-                if process.status not in UNFINISHED:
-                    continue
-                now = self._runtime.clock.now()
-                await _save(tx, replace(process, timed_out=True), now)
-                late = ProcessingTimedOut(
-                    file_id, process.run, process.name or "", process.waiting_for
-                )
-                about = process.correlation_id
-                message = message_of(late, producer=_PRODUCER, now=now, correlation_id=about)
-                await tx.send(message, key=file_id)
-        return len(found)
-
-    async def keep_time(self) -> None:
-        """Call `time_out` at a fixed interval until cancelled."""
+    async def time_out_regularly() -> None:
         while True:
-            await asyncio.sleep(self._runtime.settings.sweep_s)
+            await asyncio.sleep(runtime.settings.sweep_s)
             try:
-                await self.time_out()
+                async with runtime.database.transaction() as tx:
+                    await _time_out(tx, runtime.settings.timeout_s, runtime.clock.now())
             except Exception:
                 _LOG.exception("the check for late files failed and is repeated")
+
+    runtime.background.append(time_out_regularly)
+
+
+async def _apply(tx: Transaction, fact: Fact, event: PipelineMessage, now: float) -> None:
+    """Add a fact to the process of its file. Facts of earlier runs are ignored."""
+    fresh = Process(fact.fileId, fact.run, event.correlationId, now)
+    known = await _lock(tx, fact.fileId)
+    if known is None:
+        # If another consumer is inserting the same row, this waits until it has committed.
+        await tx.execute(tx.insert(files).on_conflict_do_nothing(), _row(fresh, now))
+        known = await _lock(tx, fact.fileId) or fresh
+    if known.run > fact.run:
+        return
+    before = fresh if known.run < fact.run else known
+    after = before.after(fact)
+    await _save(tx, after, now)
+    if after.status == "completed" != before.status:
+        done = ProcessingCompleted(after.file_id, after.run, after.name or "")
+        message = message_of(done, producer=_PRODUCER, now=now, cause=event)
+        await tx.send(message, key=done.fileId)
+
+
+async def _time_out(tx: Transaction, timeout_s: float, now: float) -> None:
+    """Mark files whose processing takes too long."""
+    rows = (await tx.execute(_LOCK_LATE, {"limit": now - timeout_s})).mappings().all()
+    for process in (Process(**row) for row in rows):
+        await _save(tx, replace(process, timed_out=True), now)
+        late = ProcessingTimedOut(
+            process.file_id, process.run, process.name or "", process.waiting_for
+        )
+        about = process.correlation_id
+        message = message_of(late, producer=_PRODUCER, now=now, correlation_id=about)
+        await tx.send(message, key=late.fileId)
 
 
 async def _lock(tx: Transaction, file_id: str) -> Process | None:
     row = (await tx.execute(_LOCK, {"locked_id": file_id})).mappings().first()
-    return None if row is None else Process(**{name: row[name] for name in _COLUMNS})
+    return None if row is None else Process(**row)
 
 
 async def _save(tx: Transaction, process: Process, now: float) -> None:
@@ -209,14 +201,3 @@ async def _save(tx: Transaction, process: Process, now: float) -> None:
 def _row(process: Process, now: float) -> dict[str, Any]:
     values = {name: getattr(process, name) for name in _COLUMNS}
     return {**values, "status": process.status, "updated_at": now}
-
-
-def add_projection(app: App, runtime: PartRuntime) -> None:
-    projection = Projection(runtime)
-    runtime.attend(projection.keep_time)
-
-    @app.handler(_QUEUE, concurrency=4, rules=[Rule(Malformed, Verdict.PARK)])
-    async def project(event: PipelineMessage) -> None:
-        # The queue receives all events, but only some of them change the status of a file.
-        if event.type in _KNOWN:
-            await projection.apply(event)

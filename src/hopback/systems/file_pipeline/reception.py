@@ -1,14 +1,15 @@
-"""Receive an uploaded file. It is streamed to the storage, and its size, duration and type are
-limited.
-"""
+"""Receive an uploaded file. Its size, duration and type are limited."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import BinaryIO
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
@@ -18,9 +19,13 @@ from starlette.requests import Request
 
 from hopback.systems.file_pipeline.contents import TYPES
 from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.storage import FileStorage, shown_name
 from hopback.systems.web import RequestRefused
 
+_LONGEST_NAME = 200
+"""The maximum number of characters in a file name. In most scripts, this is less than 255 bytes."""
+_UNFIT = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
 _FORM_BYTES = 64 * 1024
 """How many bytes a form may have in addition to its file, for boundaries, headers and other fields.
 """
@@ -30,18 +35,18 @@ _MOST_FIELDS = 100
 
 @dataclass(frozen=True, slots=True)
 class ReceivedFile:
-    """A file that has been stored."""
+    """A received file. Large ones are in a temporary file."""
 
     file_id: str
     name: str
     declared_type: str
     size: int
+    content: BinaryIO
 
 
-async def receive(
-    request: Request, storage: FileStorage, settings: PipelineSettings
-) -> ReceivedFile:
-    """Receive a file from a form. If RequestRefused is raised, no data is stored."""
+@asynccontextmanager
+async def receive(request: Request, settings: PipelineSettings) -> AsyncIterator[ReceivedFile]:
+    """Receive a file from a form. Raises RequestRefused if it is not accepted."""
     most = settings.max_bytes + _FORM_BYTES
 
     async def limited() -> AsyncGenerator[bytes, None]:
@@ -71,11 +76,9 @@ async def receive(
             raise RequestRefused("the file is empty", "o arquivo está vazio")
         if file.size > settings.max_bytes:
             raise _too_large(settings.max_bytes)
-        file_id = str(uuid.uuid4())
-        await asyncio.to_thread(storage.receive, file_id, file.file)
+        yield ReceivedFile(str(uuid.uuid4()), name, declared_type, file.size, file.file)
     finally:
         await file.close()
-    return ReceivedFile(file_id, name, declared_type, file.size)
 
 
 class _FormParser(MultiPartParser):
@@ -134,7 +137,7 @@ def _check_type(file: UploadFile) -> tuple[str, str]:
         raise RequestRefused("expected a file with a name", "esperado um arquivo com nome")
     declared = (file.content_type or "").partition(";")[0].strip().lower()
     ending = PurePath(name).suffix.lower()
-    known = {one for taken in TYPES.values() for one in taken.endings}
+    known = {one for endings in TYPES.values() for one in endings}
     if declared not in TYPES or ending not in known:
         raise RequestRefused(
             f"expected a file of type {', '.join(TYPES)} with an ending that fits,"
@@ -144,6 +147,17 @@ def _check_type(file: UploadFile) -> tuple[str, str]:
             status=415,
         )
     return name, declared
+
+
+def shown_name(given: str) -> str:
+    """Remove folders and control characters from a file name and limit its length."""
+    last = re.split(r"[/\\]", given)[-1]
+    plain = _UNFIT.sub("", last).strip().strip(".").strip()
+    if len(plain) > _LONGEST_NAME:
+        stem, dot, ending = plain.rpartition(".")
+        kept = f"{dot}{ending}" if stem and len(ending) <= 10 else ""
+        plain = plain[: _LONGEST_NAME - len(kept)] + kept
+    return plain
 
 
 def _too_large(max_bytes: int) -> RequestRefused:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hopback.designs import file_pipeline
 from hopback.systems.language import Language
 from hopback.systems.settings import EnvironmentSettings, variable
+from hopback.topology import Topology
 
-if TYPE_CHECKING:  # only the gateway loads the operations on dead letters
-    from hopback.ops.http import JwtSettings
-
-_MEBIBYTE = 1024 * 1024
-"""Bytes."""
 _SECRET_BYTES = 32
 """RFC 7518, section 3.2, requires that an HS256 key has at least as many bits as the hash, i.e.
 256.
 """
+_STORAGE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w/.-]*)?")
 
 
 def _read_secret(text: str) -> str:
@@ -28,7 +26,7 @@ def _read_secret(text: str) -> str:
 
 
 def _read_storage(text: str) -> str:
-    if not text.startswith("s3://"):
+    if not _STORAGE.fullmatch(text):
         raise ValueError("s3://bucket/prefix, or empty for the folder")
     return text
 
@@ -53,7 +51,7 @@ class PipelineSettings(EnvironmentSettings):
     database: str = variable("DATABASE_URL", "")
     hardened: bool = variable("HARDENED", False)
     retry_ttl_ms: int = variable("RETRY_TTL_MS", 15_000, least=1)
-    max_bytes: int = variable("MAX_UPLOAD_BYTES", 10 * _MEBIBYTE, least=1)
+    max_bytes: int = variable("MAX_UPLOAD_BYTES", 10 * 1024 * 1024, least=1)
     max_pixels: int = variable("MAX_PIXELS", 40_000_000, least=1)
     upload_s: int = variable("UPLOAD_SECONDS", 60, least=1)
     timeout_s: int = variable("PROCESSING_TIMEOUT_SECONDS", 120, least=1)
@@ -76,33 +74,16 @@ class PipelineSettings(EnvironmentSettings):
     """The language of error messages for clients that don't send `Accept-Language`."""
 
     def problems(self, variables: Mapping[str, str]) -> Sequence[str]:
-        """Return the conflicts between variables. The values are omitted because they may be
-        secret.
-        """
         del variables
-        if self.jwks_url and self.secret:
-            return ["ADMIN_JWKS_URL: expected it alone, got ADMIN_JWT_SECRET as well"]
-        if self.jwks_url and (problem := self.tokens().problem()):
-            return [f"ADMIN_JWKS_URL: {problem}"]
         if self.smtp and not self.mail_to:
             return ["MAIL_TO: expected an address, as SMTP_URL is set"]
         return ()
-
-    def tokens(self) -> JwtSettings:
-        """Return how the tokens of administrators are verified, with the issuer's keys or the
-        shared secret.
-        """
-        from hopback.ops.http import JwtSettings
-
-        return JwtSettings(
-            issuer=self.issuer,
-            audience=self.audience,
-            jwks_url=self.jwks_url,
-            secret_env="" if self.jwks_url else "ADMIN_JWT_SECRET",
-            roles_claim=self.roles_claim,
-        )
 
     @property
     def database_url(self) -> str:
         """The address of the database. By default, it is a SQLite file in `folder`."""
         return self.database or f"sqlite:///{(self.folder / 'file-pipeline.db').absolute()}"
+
+    def topology(self) -> Topology:
+        """Return the documented design with the configured parameters."""
+        return file_pipeline(hardened=self.hardened, retry_ttl_ms=self.retry_ttl_ms)

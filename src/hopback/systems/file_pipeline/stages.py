@@ -9,16 +9,13 @@ If the last attempt fails, the stage publishes an event before the message is pa
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
-import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeAlias
 
 from hopback import App, Context, Rule, Verdict
-from hopback.systems.file_pipeline.contents import Rejection, is_image, judge
+from hopback.systems.file_pipeline.contents import Rejection, is_image, judge, metadata_of
 from hopback.systems.file_pipeline.messages import (
     FileRejected,
     FileUploaded,
@@ -35,7 +32,7 @@ from hopback.systems.file_pipeline.messages import (
     payload_of,
 )
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
-from hopback.systems.file_pipeline.pictures import HopelessFile, describe_picture, thumbnail_of
+from hopback.systems.file_pipeline.pictures import HopelessFile, thumbnail_of
 from hopback.systems.settings import SettingsError
 
 Inspect: TypeAlias = Callable[[FileUploaded, bytes], Rejection | None]
@@ -49,111 +46,6 @@ _REDRIVES = "hopback-redrives"
 """The header that contains how often a message has been re-driven."""
 
 
-def add_upload(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.upload.commands`, which stores received files. It also starts another
-    run of files that are already stored.
-    """
-
-    def store(wanted: UploadRequested | ReprocessFileRequested) -> FileUploaded:
-        stored = runtime.storage.take_in(wanted.fileId)
-        return FileUploaded(wanted.fileId, wanted.run, wanted.name, wanted.declaredType, *stored)
-
-    _stage(app, runtime, "q.upload.commands", store, UploadRequested, ReprocessFileRequested)
-
-
-def add_validator(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.validator`, which compares the content of files with the declared type."""
-    inspect = find_inspection(runtime.settings.inspection)
-
-    def validate(file: FileUploaded) -> FileValidated | FileRejected:
-        found = _judge_stored(runtime, file)
-        if not isinstance(found, Rejection) and inspect is not None:
-            found = inspect(file, runtime.storage.read(file.fileId)) or found
-        if isinstance(found, Rejection):
-            return FileRejected(file.fileId, file.run, file.name, found.code, found.reason)
-        return FileValidated(file.fileId, file.run, file.name, found, file.size, file.sha256)
-
-    _stage(app, runtime, "q.validator", validate, FileUploaded)
-
-
-def add_thumbnail(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.thumbnail`, which creates thumbnails of pictures."""
-
-    def draw(file: FileValidated) -> ThumbnailGenerated | None:
-        if not is_image(file.contentType):
-            return None
-        content = runtime.storage.read(file.fileId)
-        drawn, width, height = thumbnail_of(content, runtime.settings.max_pixels)
-        runtime.storage.keep_thumbnail(file.fileId, drawn)
-        return ThumbnailGenerated(file.fileId, file.run, width, height, len(drawn))
-
-    _stage(app, runtime, "q.thumbnail", draw, FileValidated, concurrency=2)
-
-
-def add_extractor(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.extractor`, which extracts the metadata of files."""
-
-    def extract(file: FileValidated) -> MetadataExtracted:
-        content = runtime.storage.read(file.fileId)
-        found = metadata_of(content, file.contentType, runtime.settings.max_pixels)
-        return MetadataExtracted(file.fileId, file.run, found)
-
-    _stage(app, runtime, "q.extractor", extract, FileValidated)
-
-
-def find_inspection(target: str) -> Inspect | None:
-    """Import an additional check by its name `module:function`. Returns None if the name is empty."""
-    if not target:
-        return None
-    module, _, name = target.partition(":")
-    try:
-        found: Inspect = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SettingsError(
-            f"FILE_INSPECTION: expected module:function, got {target!r}: {error}"
-        ) from error
-    return found
-
-
-def _judge_stored(runtime: PartRuntime, file: FileUploaded) -> Rejection | str:
-    """Validate a stored file. Its hash must be the same as at the upload."""
-    most = runtime.settings.max_bytes
-    if runtime.storage.size(file.fileId) > most:
-        return Rejection("TOO_LARGE", f"Expected at most {most} bytes, got {file.size}.")
-    content = runtime.storage.read(file.fileId)
-    if hashlib.sha256(content).hexdigest() != file.sha256:
-        return Rejection("CONTENT_CHANGED", "The content has changed since the upload.")
-    return judge(file.name, file.declaredType, content, most)
-
-
-def metadata_of(content: bytes, content_type: str, max_pixels: int) -> dict[str, Any]:
-    """Return the checksums of a file, and more details if it is a picture, a text, JSON or PDF."""
-    found: dict[str, Any] = {
-        "contentType": content_type,
-        "size": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "md5": hashlib.md5(content, usedforsecurity=False).hexdigest(),
-    }
-    if is_image(content_type):
-        found["image"] = describe_picture(content, max_pixels)
-    elif content_type == "application/pdf":
-        found["pdf"] = {"version": content[5:8].decode("ascii", "replace")}
-    else:
-        text = content.decode("utf-8", "replace")
-        lines = text.splitlines()
-        found["text"] = {
-            "characters": len(text),
-            "words": len(re.findall(r"\w+", text)),
-            "lines": len(lines),
-            "longestLine": max(map(len, lines), default=0),
-        }
-    if content_type == "application/json":
-        value = json.loads(content)
-        size = len(value) if isinstance(value, dict | list | str) else 1
-        found["json"] = {"kind": type(value).__name__, "size": size}
-    return found
-
-
 def _stage(
     app: App,
     runtime: PartRuntime,
@@ -162,8 +54,10 @@ def _stage(
     *wanted: type[PipelinePayload],
     concurrency: int = 4,
 ) -> None:
-    """Add a handler that calls `work` and sends its result as an event."""
-    producer = queue.split(".")[1]
+    """Add a handler that calls `work` with the payload of a message and sends the result as an
+    event. `wanted` lists the accepted types of messages.
+    """
+    producer = queue.split(".")[1]  # such as `validator`
 
     @app.handler(queue, concurrency=concurrency, rules=_HOPELESS)
     async def handle(message: PipelineMessage, context: Context) -> None:
@@ -209,3 +103,72 @@ async def _give_up(
             await tx.send(event, key=payload.fileId)
     except Exception:
         _LOG.exception("the failure of file %s was not announced", payload.fileId)
+
+
+def add_upload(app: App, runtime: PartRuntime) -> None:
+    """Add the handler of `q.upload.commands`, which stores received files. It also starts another
+    run of files that are already stored.
+    """
+
+    def store(wanted: UploadRequested | ReprocessFileRequested) -> FileUploaded:
+        stored = runtime.storage.take_in(wanted.fileId)
+        return FileUploaded(wanted.fileId, wanted.run, wanted.name, wanted.declaredType, *stored)
+
+    _stage(app, runtime, "q.upload.commands", store, UploadRequested, ReprocessFileRequested)
+
+
+def add_validator(app: App, runtime: PartRuntime) -> None:
+    """Add the handler of `q.validator`, which compares the content of files with the declared type."""
+    inspect = find_inspection(runtime.settings.inspection)
+
+    def validate(file: FileUploaded) -> FileValidated | FileRejected:
+        content = runtime.storage.read(file.fileId)
+        most = runtime.settings.max_bytes
+        found = judge(file.name, file.declaredType, content, most)
+        if found is None and inspect is not None:
+            found = inspect(file, content)
+        if found is not None:
+            return FileRejected(file.fileId, file.run, file.name, found.code, found.reason)
+        kind = file.declaredType
+        return FileValidated(file.fileId, file.run, file.name, kind, file.size, file.sha256)
+
+    _stage(app, runtime, "q.validator", validate, FileUploaded)
+
+
+def find_inspection(target: str) -> Inspect | None:
+    """Import an additional check by its name `module:function`. Returns None if the name is empty."""
+    if not target:
+        return None
+    module, _, name = target.partition(":")
+    try:
+        found: Inspect = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"FILE_INSPECTION: expected module:function, got {target!r}: {error}"
+        ) from error
+    return found
+
+
+def add_thumbnail(app: App, runtime: PartRuntime) -> None:
+    """Add the handler of `q.thumbnail`, which creates thumbnails of pictures."""
+
+    def draw(file: FileValidated) -> ThumbnailGenerated | None:
+        if not is_image(file.contentType):
+            return None
+        content = runtime.storage.read(file.fileId)
+        drawn, width, height = thumbnail_of(content, runtime.settings.max_pixels)
+        runtime.storage.keep_thumbnail(file.fileId, drawn)
+        return ThumbnailGenerated(file.fileId, file.run, width, height, len(drawn))
+
+    _stage(app, runtime, "q.thumbnail", draw, FileValidated, concurrency=2)
+
+
+def add_extractor(app: App, runtime: PartRuntime) -> None:
+    """Add the handler of `q.extractor`, which extracts the metadata of files."""
+
+    def extract(file: FileValidated) -> MetadataExtracted:
+        content = runtime.storage.read(file.fileId)
+        found = metadata_of(content, file.contentType, runtime.settings.max_pixels)
+        return MetadataExtracted(file.fileId, file.run, found)
+
+    _stage(app, runtime, "q.extractor", extract, FileValidated)
