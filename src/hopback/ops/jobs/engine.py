@@ -92,6 +92,8 @@ class Engine:
         self._sender = Sender(action, driver, leased.job.spec.pace, leased.watched)
         self._returns = ReturnWatch(leased, broker, snapshot, driver, self._progress)
         self._pacer = Pacer(leased.control)
+        self._requeued: BrokerError | None = None
+        """Why the broker has requeued the held messages during a pause. Another run takes them again."""
         self._has_others = False
         """Whether the queue contains messages at the end that this job has not seen."""
 
@@ -130,7 +132,7 @@ class Engine:
             return end.state, str(end), None
         except BrokerError as lost:
             await self._sender.drain()
-            is_passing = is_away(lost) or lost is self._returns.requeued
+            is_passing = is_away(lost) or lost in (self._requeued, self._returns.requeued)
             return JobState.INTERRUPTED, str(lost), lost if is_passing else None
         except StoreUnavailable as failed:
             # The job can be resumed when the database is available again, because no message has
@@ -275,15 +277,26 @@ class Engine:
             self._returns.timer.see(message.delivery)
         self._sender.send(message, prepared)
 
+    async def _check_held(self) -> None:
+        """End this run if the broker has requeued the held messages during a long pause."""
+        try:
+            await self._driver.messages.check()
+        except BrokerError as lost:
+            self._requeued = lost
+            raise
+
     async def _may_continue(self) -> None:
         """Retry failed messages. Then wait or end if an operator has requested it."""
         sender, control = self._sender, self._leased.control
         sender.check()
         if sender.failed:
             await self._send_failed()
-        if control.is_paused:
+        was_paused = control.is_paused
+        if was_paused:
             await sender.drain()
         await self._progress.obey()
+        if was_paused:
+            await self._check_held()
         await self._progress.save_if_due()
         if self._returns.stages:
             await self._returns.look_if_due(sender.sent)

@@ -202,6 +202,24 @@ async def test_paused_job_waits_and_cancelled_job_returns_messages() -> None:
 
 
 @in_virtual_time
+async def test_pause_longer_than_consumer_timeout_sends_no_message_twice() -> None:
+    """The broker has requeued the held messages, so the next run takes them again."""
+    async with open_shop() as shop:
+        await shop.park(30)
+        job = await shop.operations.start(redrive(pace=Pace(rate=10)))
+        await _pass(1)
+        await shop.operations.pause(job.id)
+        async for _ in _until(shop, job.id, JobState.PAUSED):
+            pass
+        await _pass(7200)
+        await shop.operations.resume(job.id)
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, 30), done.state_reason
+        assert sorted(shop.bodies(MAIN)) == sorted(b"%d" % n for n in range(30))
+        assert shop.bodies(DLQ) == []
+
+
+@in_virtual_time
 async def test_rate_set_during_pause_is_reported() -> None:
     async with open_shop() as shop:
         await shop.park(10)
