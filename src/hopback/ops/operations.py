@@ -377,9 +377,11 @@ class Operations:
     ) -> Job:
         if submission.key is not None:
             known = await self.journal.keyed(self._name, submission.key)
-            if known is not None and known.queue != request.queue:
-                raise JobConflict(f"the key {submission.key!r} belongs to job {known.id}", known)
             if known is not None:
+                if (known.queue, known.kind) != (request.queue, request.kind):
+                    raise JobConflict(
+                        f"the key {submission.key!r} belongs to job {known.id}", known
+                    )
                 return await self.job(known.id)
         for active in await self._active_records(request.queue):
             raise JobConflict(f"{request.queue!r} has an active job: {active.id}", active)

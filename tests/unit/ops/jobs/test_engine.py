@@ -45,7 +45,7 @@ from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy
 from hopback.version import BrokerVersion
 from tests.unit.ops.service import count_returned
-from tests.unit.ops.shop import ANN, DLQ, MAIN, Shop, open_shop, properties, redrive
+from tests.unit.ops.shop import ANN, DLQ, MAIN, Shop, discard, open_shop, properties, redrive
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -174,6 +174,8 @@ async def test_second_job_of_queue_raises_conflict() -> None:
         assert refused.value.job.id == first.id
         assert (await shop.operations.start(redrive(), Submission(key="k"))).id == first.id
         await shop.operations.wait(first.id)
+        with pytest.raises(JobConflict, match="the key 'k' belongs to job"):
+            await shop.operations.start(discard(), Submission(key="k"))
         assert (await shop.operations.start(redrive(), Submission(key="k"))).id == first.id
 
 
