@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hopback.broker.limits import LiftedLimit, find_lifted_limits
 from hopback.errors import ManagementError, ManagementRefused
+from hopback.text import count_of
 from hopback.topology.check import check
 from hopback.topology.effective import effective_topology
 from hopback.topology.hazards.rule import Finding, Severity
@@ -239,14 +240,12 @@ def _dead_letters(live: Topology, readings: Iterable[QueueReading]) -> tuple[Not
     }
     if not found:
         return ()
-    queues = "1 dead-letter queue" if len(found) == 1 else f"{len(found):,} dead-letter queues"
     fullest = max(found, key=lambda name: (found[name], name))
-    return (
-        Notice(
-            f"{sum(found.values()):,} messages are in {queues}, most of them"
-            f" ({found[fullest]:,}) in {fullest}: see `hopback dlq ls`."
-        ),
-    )
+    where = f"{count_of(found[fullest])} in {fullest}"
+    if len(found) > 1:
+        queues = count_of(len(found), "dead-letter queue")
+        where = f"{count_of(sum(found.values()))} in {queues}, most of them ({found[fullest]:,}) in {fullest}"
+    return (Notice(f"Dead letters: {where}, see `hopback dlq ls`."),)
 
 
 def _late_retries(live: Topology) -> tuple[Notice, ...]:

@@ -496,7 +496,7 @@ def print_advice(topology: Topology, scenario: Scenario, goals: Sequence[str], f
         )
     found = advice.advise(topology, scenario, scenario.loads[0].queue, wanted)
     met = [one for one in found if one.met]
-    columns = ("change", "plan", "dead letters", "recovery", "asked in vain", "deepest", "cost")
+    columns = ("change", "plan", "dead letters", "recovery", "failed calls", "deepest", "cost")
     rows = list(advice.table_rows(found))
     jitter = advice.jitter_note(scenario, wanted, found[0])
     if form == "json":

@@ -66,7 +66,7 @@ def findings_of(topology: Topology, forecast: Forecast) -> tuple[TimedFinding, .
                 f"{text}."
                 if holds
                 else f"{text}: the alarm stops all publishers after {show_seconds(full)}.",
-                "It holds."
+                "No change is needed."
                 if holds
                 else f"Give it more {word}, or rehearse what would let less wait.",
                 at if holds else full,
@@ -208,7 +208,7 @@ def _herd(topology: Topology, forecast: Forecast, course: StationCourse) -> Iter
         f" rate, at {show_seconds(times[worst])}: capacity is short by"
         f" {1 - capacity / inflow:.0%}, for {show_seconds(span)} in all.",
         f"{station.load.processes}×{math.ceil(station.load.concurrency * inflow / capacity)} consumers"
-        " would handle them as they arrive. A breaker prevents that they accumulate.",
+        " would handle them as they arrive. A breaker keeps them from accumulating.",
         times[worst],
     )
 
@@ -269,7 +269,7 @@ def _dependency(
         "dependency-load",
         Severity.WARNING if grave else Severity.INFO,
         course.queue,
-        f"the failed dependency is called {show_count(hit)} times in vain, up to {show_rate(peak)}.",
+        f"the failed dependency is called {show_count(hit)} times without success, up to {show_rate(peak)}.",
         fix,
         station.outages[0].start_s,
     )

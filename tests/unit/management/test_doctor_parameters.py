@@ -75,7 +75,7 @@ async def test_doctor_counts_dead_letters_and_names_no_fix_that_the_version_lack
     async with answering(answer) as management:
         old = await examine("here", "/", BrokerVersion(3, 10, 8), management)
         new = await examine("here", "/", BrokerVersion(4, 0, 5), management)
-    told = "60,000 messages are in 1 dead-letter queue, most of them (60,000) in orders.dlq"
+    told = "60,000 messages in orders.dlq"
     assert any(told in one.text for one in old.notices)
     (finding,) = [one for one in old.findings if one.rule == "looking-deletes"]
     assert "-1" not in finding.fix

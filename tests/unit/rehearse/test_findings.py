@@ -42,7 +42,7 @@ def test_returns_beyond_capacity_are_reported() -> None:
                                           handler_s=0.07, duration_s=14_400.0))  # fmt: skip
     found = _found(_ORDERS, forecast)
     assert "short by" in found["herd"].explanation
-    assert "in vain" in found["dependency-load"].explanation
+    assert "without success" in found["dependency-load"].explanation
     assert "BreakerPolicy()" in found["dependency-load"].fix
 
 

@@ -146,7 +146,7 @@ async def _show(
         broker, management = await _open(access, stack)
         live = await management.live_topology(broker.vhost)
         if live.queue(queue) is None:
-            raise NoSuch("queue", queue, f"in virtual host {broker.vhost!r}")
+            raise NoSuch("queue", queue, f"the virtual host is {broker.vhost!r}")
         reading = await management.queue(broker.vhost, queue)
         found = adoption(
             live,
