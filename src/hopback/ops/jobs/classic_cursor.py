@@ -20,7 +20,8 @@ and new messages may have arrived.
 
 The last message of the selection is sent alone, after the acks of all others were processed. Before
 it is acked, a checkpoint is saved that records this (SENT). If there is such a message after a
-crash, it stays in the queue, because it could be a new message that is equal.
+crash, it stays in the queue, because it could be a new message that is equal. If other messages
+that the job has sent seem to be back, the job stops for the same reason.
 
 The head can be long, so it is read before the job takes messages (`classic_head`).
 

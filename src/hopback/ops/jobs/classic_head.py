@@ -103,7 +103,7 @@ def _possible_ends(began: Checkpoint, head: Sequence[HeadMessage]) -> Iterator[i
             missing[one.mark] -= 1
         else:
             unknown += 1
-        if one.mark != began.last or not one.is_anchor or length < began.kept:
+        if not one.is_anchor or length < began.kept:
             continue
         if unknown <= began.kept or _has_window(began, head[:length]):
             yield length
