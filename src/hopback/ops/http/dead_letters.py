@@ -35,6 +35,7 @@ from hopback.ops.contract.values import (
 )
 from hopback.ops.http.api import ApiAnswer, ApiTable, Call, answer_event
 from hopback.ops.http.events import AT_ONCE_S, job_events, search_events
+from hopback.ops.http.permissions import visible_jobs
 from hopback.ops.http.problems import Refused
 
 if TYPE_CHECKING:
@@ -163,8 +164,9 @@ async def _list_groups(call: Call[GroupQuery, None]) -> Groups:
 async def _list_jobs(call: Call[JobsQuery, None]) -> JobList:
     """List jobs, newest first."""
     asked = call.query
-    jobs = await call.operations.jobs(queue=asked.queue, active=asked.active, limit=asked.limit)
-    seen = call.principal.visible(jobs)
+    seen = await visible_jobs(
+        call.operations, call.principal, asked.limit, queue=asked.queue, active=asked.active
+    )
     return JobList(seen, len(seen))
 
 

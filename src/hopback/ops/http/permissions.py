@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopback.ops.contract.roles import Role
 from hopback.ops.http.auth import forbidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from hopback.ops.contract.interface import DeadLetters
     from hopback.ops.contract.queue_rules import QueueRule, TouchingRequest
-    from hopback.ops.contract.roles import Principal, Role
+    from hopback.ops.contract.roles import Principal
+    from hopback.ops.contract.values import Job
+
+_SEARCHED_JOBS = 2_000
+"""Number of jobs that are read for a caller who may only view some queues. Older ones are not listed."""
 
 
 async def require(role: Role | None, rules: Iterable[QueueRule], asked: TouchingRequest) -> None:
@@ -46,3 +52,17 @@ def may_begin(
     if any(rule.is_in_path for rule in rules):
         return principal.allows(role, path["queue"])
     return principal.allows_somewhere(role)
+
+
+async def visible_jobs(
+    operations: DeadLetters,
+    principal: Principal,
+    limit: int,
+    *,
+    queue: str = "",
+    active: bool = False,
+) -> tuple[Job, ...]:
+    """Return the newest jobs of the queues that the caller may view, at most `limit`."""
+    is_scoped = not principal.allows_everywhere(Role.VIEWER)
+    most = max(limit, _SEARCHED_JOBS) if is_scoped else limit
+    return principal.visible(await operations.jobs(queue=queue, active=active, limit=most))[:limit]

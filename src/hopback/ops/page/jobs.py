@@ -50,6 +50,7 @@ from hopback.ops.contract.roles import Role
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import Job, JobState, OnProgress, Price
 from hopback.ops.http.events import changes_of_job, page_search_events
+from hopback.ops.http.permissions import visible_jobs
 from hopback.ops.http.problems import Refused, refusal_of
 from hopback.ops.jobs.return_watch import MEASURE_S
 from hopback.ops.page.long_work import in_time
@@ -283,7 +284,7 @@ def _form_page(
 
 @JOB_PAGES.get("/jobs", Role.VIEWER, VISIBLE_QUEUES)
 async def _jobs(visit: Visit) -> Response:
-    seen = visit.principal.visible(await visit.operations.jobs(limit=100))
+    seen = await visible_jobs(visit.operations, visit.principal, 100)
     counts = [(state, sum(job.state is state for job in seen)) for state in _UNDER_WAY]
     words = [f"{count_of(n, 'job')} {state.value}" for state, n in counts if n]
     return visit.page("jobs.html", jobs=seen, headline=", ".join(words) or "No running jobs")

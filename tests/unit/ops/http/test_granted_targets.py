@@ -210,3 +210,20 @@ async def test_session_of_another_queue_is_404() -> None:
         order = {"kind": "re-drive", "queue": DLQ, "reason": "x", "selection": {"session": session}}
         begun = await service.client.post(_JOBS, json=order, headers=_as("team"))
         assert (begun.status_code, "payments" in begun.text) == (404, False)
+
+
+async def test_jobs_of_others_do_not_hide_the_jobs_that_a_caller_may_view() -> None:
+    async with _shop() as service:
+        others = {
+            "kind": "discard",
+            "queue": _OTHER,
+            "reason": "x",
+            "confirm": _OTHER,
+            "export": False,
+        }
+        for order, caller in ((_order(), "team"), (others, "all"), (others, "all")):
+            answer = await service.client.post(_JOBS, json=order, headers=_as(caller))
+            assert answer.status_code == 202, answer.text
+            await service.operations.wait(answer.json()["id"])
+        found = await service.client.get(_JOBS, params={"limit": 1}, headers=_as("team"))
+        assert [job["queue"] for job in found.json()["items"]] == [DLQ]
