@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["database_url"]
 
 _ORDER = {"type": "order.placed", "order": "o1", "sku": "acorn", "quantity": 1}
+_DEEP = b"[" * 150 + b"]" * 150
 _USER = {"name": "Ana", "email": "ana@email.com"}
 _VALID_REQUESTS: dict[str, tuple[str, Any, str]] = {
     "raffle": ("/api/v1/users", _USER, "raffle_queue"),
@@ -83,6 +84,7 @@ async def test_web_part_publishes_before_consumers_start(name: str, tmp_path: Pa
         ("event-bus", "/buses/wms/events", {}, b'{"type": "x", "payload": NaN}'),
         ("event-bus", "/buses/wms/events", {}, b'{"type": "x", "payload": -Infinity}'),
         ("event-bus", "/buses/wms/events", {}, b'{"type": "x", "payload": [-1e400]}'),
+        ("event-bus", "/buses/wms/events", {}, b'{"type": "x", "payload": %b}' % _DEEP),
         ("raffle", "/api/v1/raffles", {}, b'{"name": "a\\ud800b"}'),
         ("raffle", "/api/v1/raffles", {}, b'{"name": "a\\u0000b"}'),
         ("raffle", "/api/v1/users", {"idempotency-key": " "}, _USER),

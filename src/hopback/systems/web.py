@@ -57,6 +57,8 @@ Lifespan: TypeAlias = Callable[[Starlette], AbstractAsyncContextManager[None]]
 _LOG = logging.getLogger("hopback.systems")
 _MOST_BYTES = 1_000_000
 """The maximum size of a JSON body in bytes. It contains an event and never a file."""
+_DEEPEST = 100
+"""The maximum depth of a JSON body. A deeper one could be read, but not be written again."""
 _SHORT_BYTES = 255
 """The maximum size of routing keys, message ids and types in AMQP 0-9-1, in bytes."""
 _KEY = re.compile(r"[!-~]{1,128}")
@@ -155,16 +157,21 @@ async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str,
         raise _no_object("invalid JSON", "JSON inválido") from None
     if not isinstance(found, dict):
         raise _no_object("another value", "outro valor")
-    # Refuse text that cannot be encoded or stored, at any depth. The error names the top-level
+    # Refuse values that cannot be encoded or stored, at any depth. The error names the top-level
     # field.
-    waiting = [(str(name), value) for name, value in found.items()]
-    waiting += [("the name of a field", name) for name in found]
+    waiting = [(str(name), value, 1) for name, value in found.items()]
+    waiting += [("the name of a field", name, 1) for name in found]
     while waiting:
-        name, value = waiting.pop()
+        name, value, depth = waiting.pop()
+        if depth > _DEEPEST:
+            raise RequestRefused(
+                f"{name}: expected at most {_DEEPEST} nested levels",
+                f"{name}: esperados no máximo {_DEEPEST} níveis aninhados",
+            )
         if isinstance(value, dict):
-            waiting += [(name, inner) for inner in (*value, *value.values())]
+            waiting += [(name, inner, depth + 1) for inner in (*value, *value.values())]
         elif isinstance(value, list):
-            waiting += [(name, inner) for inner in value]
+            waiting += [(name, inner, depth + 1) for inner in value]
         elif isinstance(value, str) and _SURROGATE.search(value):
             shown = _SURROGATE.sub("?", name)
             raise RequestRefused(
