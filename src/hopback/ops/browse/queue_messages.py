@@ -24,7 +24,7 @@ from hopback.ops.browse.prefetch import FIRST_PREFETCH, ROOM_BYTES, Prefetch
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from hopback.broker.port import Channel
     from hopback.message import Delivery
@@ -129,17 +129,20 @@ class QueueMessages:
         """
         return self._pop() if self._arrived else None
 
-    async def next(self) -> Delivery | None:
-        """Return the next message, or None if enough were taken or the queue is empty."""
+    async def next(self, is_over: Callable[[], bool] | None = None) -> Delivery | None:
+        """Return the next message, or None if enough were taken or the queue is empty.
+
+        While it waits, `is_over` is called a few times a second. If it returns True, None is returned.
+        """
+        self.is_empty = False
         while not self._arrived:
             if self._consumers.lost is not None:
                 raise self._consumers.lost
-            if self.taken >= self._count:
+            if self.taken >= self._count or (is_over is not None and is_over()):
                 return None
             if not await self._wait():
                 self.is_empty = True
                 return None
-        self.is_empty = False
         return self._pop()
 
     def _pop(self) -> Delivery:

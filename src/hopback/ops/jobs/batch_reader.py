@@ -79,11 +79,10 @@ class BatchReader:
         The batch is empty if a sent message has failed. Failed messages stay unacked, so the queue
         may not deliver others until they were retried.
         """
-        await sender.wait_for_results(lambda: self._driver.has_delivered)
-        if sender.is_troubled:
+        first = None if self._driver.is_exhausted else await self._take_next(sender)
+        if first is None and sender.is_troubled:
             return []
         batch, self._anchor = self._anchor, []
-        first = None if self._driver.is_exhausted else await self._take_next()
         if first is not None:
             self._decide(first, estimate_memory(first), batch)
             taken = 1 + await self._take_at_hand(batch, _LARGEST - 1)
@@ -98,11 +97,16 @@ class BatchReader:
                 self._anchor.append(batch.pop())
         return batch
 
-    async def _take_next(self) -> Delivery | None:
-        delivery = await self._driver.next()
-        while delivery is None and self._driver.seek():
+    async def _take_next(self, sender: Sender) -> Delivery | None:
+        """Return the next message, or None at the end of the selection or if a message has failed."""
+
+        def is_over() -> bool:
+            return sender.is_troubled
+
+        delivery = await self._driver.next(is_over)
+        while delivery is None and not is_over() and self._driver.seek():
             await self._progress.save()
-            delivery = await self._driver.next()
+            delivery = await self._driver.next(is_over)
         return delivery
 
     async def _take_at_hand(self, batch: list[SelectedMessage], most: int) -> int:

@@ -17,6 +17,8 @@ from hopback.ops.browse.prefetch import ROOM_BYTES
 from hopback.ops.jobs.cursor import CursorEvent, CursorState, SelectionCursor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hopback.message import Delivery
     from hopback.ops.browse.queue_messages import QueueMessages
     from hopback.ops.jobs.job_record import Checkpoint
@@ -56,13 +58,6 @@ class CursorDriver:
         """The number of messages that were delivered but not acked."""
         return max(self.messages.given - self.acked, 0)
 
-    @property
-    def has_delivered(self) -> bool:
-        """Whether a message was delivered but not taken yet."""
-        if not self._waiting and (delivery := self.at_hand()) is not None:
-            self._waiting.append(delivery)
-        return bool(self._waiting)
-
     async def begin(self, checkpoint: Checkpoint, rate: float | None) -> None:
         """Take messages until the cursor has found the selection or has stopped.
 
@@ -99,11 +94,11 @@ class CursorDriver:
             self._receive(delivery)
         return delivery
 
-    async def next(self) -> Delivery | None:
-        """Return the next message, or None at the end of the selection."""
+    async def next(self, is_over: Callable[[], bool]) -> Delivery | None:
+        """Return the next message, or None at the end of the selection or if `is_over` becomes True."""
         if self._waiting:
             return self._waiting.popleft()
-        delivery = await self.messages.next()
+        delivery = await self.messages.next(is_over)
         if delivery is not None:
             self._receive(delivery)
         elif self.messages.is_empty:

@@ -18,8 +18,6 @@ from hopback.ops.jobs.control import EndJob
 from hopback.ops.jobs.publish_failure import AfterFailure, after_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hopback.ops.contract.requests import Pace
     from hopback.ops.jobs.actions import Action, Prepared
     from hopback.ops.jobs.batch_reader import SelectedMessage
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
 _BUSY = 4
 """The broker is considered busy if at least a quarter of the allowed messages are in flight."""
-_LOOK_AGAIN_S = 0.005
-"""Seconds between checks for deliveries while messages are in flight."""
 _NEW_CHANNEL_AFTER = 3
 """Attempts on the same channel. If it keeps failing, the channel itself may be the cause (RabbitMQ
 ≤ 3.12.0).
@@ -123,16 +119,6 @@ class Sender:
         # If the channel was closed, sending fails and the retry determines the reason.
         with suppress(BrokerError):
             await self._action.room()
-
-    async def wait_for_results(self, is_over: Callable[[], bool]) -> None:
-        """Wait until all sent messages have succeeded, one has failed, or `is_over` returns True."""
-        while self._in_flight and not self.is_troubled and not is_over():
-            self._landed.clear()
-            await self._action.flush()
-            if self._in_flight and not self._landed.is_set():
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_AGAIN_S):
-                        await self._landed.wait()
 
     async def drain(self) -> None:
         """Wait until no messages are in flight."""
