@@ -156,7 +156,9 @@ async def _redrive_by_server(stand: Stand) -> None:
     await stand.put("orders.dlq", 2000)
     served = await stand.serve(*_KNOWN)
     job = {"kind": "re-drive", "queue": "orders.dlq", "reason": "proof", "pace": {"rate": 150}}
-    await served.call("POST", "/admin/dlq/jobs", job)
+    while not await _resume(served):  # it is refused while the broker is down
+        await served.call("POST", "/admin/dlq/jobs", job)
+        await asyncio.sleep(1)
     for seconds in (5.0, 5.0):
         await asyncio.sleep(seconds)
         stand.kill(served.child, "`hopback serve`")

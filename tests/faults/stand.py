@@ -177,13 +177,19 @@ class Stand:
         child.wait()
 
     async def serve(self, *arguments: str) -> Served:
-        """Start `hopback serve` and wait until it responds."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        served = Served(self.start("serve", "--http", str(port), *arguments), port)
-        await served.until_up()
-        return served
+        """Start `hopback serve` and wait until it responds.
+
+        It ends if the broker is down when it starts. Then it is started again, as a supervisor does.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            served = Served(self.start("serve", "--http", str(port), *arguments), port)
+            await served.until_up()
+            if served.child.poll() is None or time.monotonic() > deadline:
+                return served
 
     # --- the end -----------------------------------------------------------------------------------
 
