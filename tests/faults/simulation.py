@@ -11,6 +11,7 @@ import hashlib
 import logging
 import random
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -196,9 +197,19 @@ class _World:
 
     # --- producing -------------------------------------------------------------------------------
 
+    async def _connect_producer(self, stack: AsyncExitStack) -> Publisher:
+        """Connect until the broker accepts it. A publisher raises the error of its first attempt."""
+        while True:
+            publisher = Publisher(Socket(self.broker, lambda one: one), name="producer")
+            try:
+                return await stack.enter_async_context(publisher)
+            except BrokerError:
+                await asyncio.sleep(0.5)
+
     async def _produce(self) -> None:
         pen = ListPen(self.entries, "producer", asyncio.get_running_loop().time)
-        async with Publisher(Socket(self.broker, lambda one: one), name="producer") as publisher:
+        async with AsyncExitStack() as stack:
+            publisher = await self._connect_producer(stack)
             for number in range(self.setting.messages):
                 order, exchange, key = self._order(number)
                 while True:
