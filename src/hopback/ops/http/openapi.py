@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _REF = "#/components/schemas/{name}"
 # Every endpoint can return these errors, for invalid, unauthorised or too many requests.
-_ALWAYS = (400, 401, 403, 429, 503)
+_ALWAYS = (400, 401, 403, 422, 429, 503)
 _PUBLIC = (429, 503)
 
 
@@ -165,7 +165,7 @@ def _responses(row: AnsweredEndpoint, schemas: Mapping[int, Any]) -> dict[str, A
         events["content"][EVENTS] = {"schema": _EVENT}
     always = _PUBLIC if row.public else _ALWAYS
     own = (404,) if "{" in row.path else ()
-    asked = (413, 415, 422) if row.body is not None else ()
+    asked = (413, 415) if row.body is not None else ()
     problem = {"$ref": _REF.format(name=ProblemDocument.__name__)}
     for status in sorted({*always, *own, *asked, *row.errors} - {row.status}):
         found[str(status)] = {

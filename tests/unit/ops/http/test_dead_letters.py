@@ -62,6 +62,17 @@ async def test_session_holds_pages_groups_and_returns_messages() -> None:
     assert [message.properties.message_id for message in ready] == [f"m-{n}" for n in range(5)]
 
 
+async def test_refusal_of_unknown_grouping_is_documented() -> None:
+    async with admin(dead_letter(1)) as service:
+        session = await service.session()
+        refused = await service.client.get(f"{session['url']}/groups?by=nonsense")
+        document = (await service.client.get("/openapi.json")).json()
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid")
+    assert "got 'nonsense'" in refused.json()["detail"]
+    grouping = document["paths"]["/admin/dlq/sessions/{session}/groups"]["get"]
+    assert "422" in grouping["responses"]
+
+
 async def test_message_view_is_complete_and_audited() -> None:
     """It has history, target, typed headers and payload."""
     async with admin(dead_letter(7)) as service:
