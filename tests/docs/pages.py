@@ -91,6 +91,7 @@ def run_command(
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "NO_COLOR": "1",
         "COLUMNS": "100",
+        "PYTHONUNBUFFERED": "1",  # as in a terminal: otherwise all errors precede the output
     }
     ran = subprocess.run(
         ["sh", "-c", command.replace("$?", str(last_code))],
