@@ -314,9 +314,15 @@ class _Refused(Exception):
         self.response = SimpleNamespace(status_code=status)
 
 
+def _urllib_error(status: int) -> HTTPError:
+    error = HTTPError("http://x", status, "no", Message(), BytesIO())
+    error.close()
+    return error
+
+
 @pytest.mark.parametrize(
     "make",
-    [_Refused, lambda status: HTTPError("http://x", status, "no", Message(), BytesIO())],
+    [_Refused, _urllib_error],
     ids=["httpx", "urllib"],
 )
 def test_http_status_of_exception_is_part_of_fingerprint(
