@@ -37,7 +37,7 @@ def test_constant_resources_have_not_grown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "rate"), [("rss", 500_000.0), ("fds", 0.2), ("tasks", 0.2), ("channels", 0.1)]
+    ("what", "rate"), [("rss", 500_000.0), ("fds", 0.2), ("tasks", 0.2), ("channels", 0.3)]
 )
 def test_leak_of_each_resource_is_reported(what: str, rate: float) -> None:
     (found,) = growth(_samples(**{what: rate}))

@@ -53,9 +53,11 @@ _SECONDS_BETWEEN_REOPENINGS = 1.0
 _SCRATCH_CHANNELS = 64
 """Maximum number of scratch channels. RabbitMQ allows 2,047 channels per connection by default."""
 _IDLE_CHANNELS = 4
-"""Number of idle scratch channels that are kept open. Others are closed after `_IDLE_S`."""
+"""Number of idle scratch channels that are kept open. When another one becomes idle, one that has been
+idle for `_IDLE_S` is closed.
+"""
 _IDLE_S = 5.0
-"""Seconds after which an idle scratch channel is closed."""
+"""Seconds for which an idle scratch channel is kept open in any case."""
 
 _NOT_STARTED = (
     "message not sent: the Publisher is not connected. Use `async with Publisher(…)`, or call `start()`"
