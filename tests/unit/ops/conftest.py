@@ -22,7 +22,7 @@ def _compiled_pages() -> None:
 
 @pytest.fixture(autouse=True)
 def no_request_blocks_the_loop() -> Iterator[None]:
-    """Fail a test in which a callback of the loop computed for more than 100 ms."""
+    """Fail a test in which a callback of the loop computed for more than half a second."""
     with watch_loops() as found:
         yield
     assert found == []
