@@ -178,6 +178,8 @@ class Database:
 
 async def _repeat(work: Callable[[], Awaitable[None]]) -> None:
     """Run `work`, and restart it after an error. Otherwise the outbox would stop publishing."""
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - this is a coroutine
     while True:
         try:
             return await work()
@@ -185,4 +187,6 @@ async def _repeat(work: Callable[[], Awaitable[None]]) -> None:
             _LOG.warning("the database does not answer, next attempt in 1 s: %s", error)
         except Exception:
             _LOG.exception("an unexpected error of the outbox or inbox, next attempt in 1 s")
+        if task.cancelling():
+            raise asyncio.CancelledError  # an error during the cancellation has replaced it
         await asyncio.sleep(_RETRY_S)

@@ -211,7 +211,7 @@ def open_database(url: str) -> AsyncEngine:
 class _SQLiteConnector:
     """Opens aiosqlite connections and makes sure that their threads end.
 
-    This works around three problems:
+    This works around four problems:
 
     - SQLAlchemy may stop a connection twice if a task is cancelled twice. The thread ends after the
       first stop, and waiting for the second one would block forever. A connection is therefore only
@@ -220,6 +220,9 @@ class _SQLiteConnector:
       therefore always completed.
     - A thread that is stopped without waiting fails with a traceback if the event loop is already
       closed. Disposing the engine therefore waits for the threads.
+    - SQLAlchemy closes the connection of a cancelled task without a rollback. SQLite keeps its lock
+      until the garbage collector has deleted the last cursor, and other writers fail. A connection
+      is therefore rolled back before it is closed.
     """
 
     def __init__(self) -> None:
@@ -232,7 +235,18 @@ class _SQLiteConnector:
                 if self.is_stopping:
                     return None
                 self.is_stopping = True
+                self._roll_back_first()
                 return super().stop()
+
+            async def close(self) -> None:
+                self._roll_back_first()
+                await super().close()
+
+            def _roll_back_first(self) -> None:
+                """Add a rollback to the work of the thread, before it closes the connection."""
+                opened = self._connection
+                if opened is not None:
+                    self._tx.put_nowait((None, opened.rollback))
 
         self._kind = StoppedOnce
         self._made: WeakSet[Any] = WeakSet()
