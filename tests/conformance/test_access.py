@@ -137,6 +137,8 @@ _TALKS: list[_Step] = [
     _exchange("ax"),
     _exchange("bx"),
     _exchange("bx", passive=True),
+    _exchange("amq.topic", passive=True),
+    _queue("amq.topic", passive=True),
     _exchange("a.alternate", arguments={"alternate-exchange": "b"}),
     _publish("", "a"),
     _publish("ax", "k"),

@@ -16,6 +16,14 @@ REASONS: Mapping[str, str] = {
         " of 12 runs on RabbitMQ 3.10.8 (0.4 ms) and 4.3.6 (0.3 ms), in 8 of 12 here (0.06 ms), and in"
         " none of 12 with `close-ok` delayed by 3 ms"
     ),
+    "test_iterator_cancellation_survives_close_timeout": (
+        "failed once while other tests used both cores. Run alone, it passed in three of three runs"
+        " on hopback broker 3.10, 4.0 and on RabbitMQ 3.10.8"
+    ),
+    "test_leak_unclosed_channel": (
+        "fails sometimes on RabbitMQ too: run alone, it failed in two of three runs on RabbitMQ"
+        " 3.10.8 and in none of six here"
+    ),
     "test_replaced_task_nesting_level_0": (
         "the test sets its flag to False after it has sent the task. If the task is delivered at"
         " once, its handler has already set the flag to True"

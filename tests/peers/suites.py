@@ -103,6 +103,29 @@ BY_HAND: Mapping[str, str] = {
         " recovery tests pass when run alone, and the whole suite did not end within four minutes. One"
         " test that needs `rabbitmqctl` is skipped"
     ),
+    "amqplib (node, f7503e57, 2.0.1)": (
+        "318 of 319 tests pass on RabbitMQ 3.10.8, 4.0.5 and 4.3.6, and on hopback broker in its three"
+        " profiles. The other one connects to `[::1]`, where neither listens here"
+    ),
+    "rascal (node, 21.0.1)": (
+        "376 of 376 tests pass on RabbitMQ 3.10.8 and 4.0.5, 375 on hopback broker 3.10 and 4.0:"
+        " one test expects that declaring 300 objects concurrently takes half the time, and here"
+        " each takes 0.3 ms. In 4.3, 372 pass on RabbitMQ and 373 on hopback broker, because a"
+        " later prefetch does not affect a consumer of both. From 4.0 on, bodies of 20 MB were"
+        " reduced to 15 MB"
+    ),
+    "bunny (Ruby, 2.19.0)": (
+        "251 of 252 examples pass on RabbitMQ 3.10.8 and 250 on hopback broker 3.10, 249 on"
+        " RabbitMQ 4.3.6 and 248 on hopback broker 4.3. One example uses only mocks, and two send"
+        " more than 16 MiB. In the other one two threads of the example use the same channel, and"
+        " in 4.3 hopback broker required the configure permission for a passive declare (repaired"
+        " since). TLS, Toxiproxy and stress were excluded"
+    ),
+    "php-amqplib (3.5.3)": (
+        "824 of 825 tests pass on RabbitMQ 3.10.8 and 4.3.6 and on hopback broker 4.3, and the last"
+        " one, which needs HTTPS, is skipped. On hopback broker 3.10 a test of heartbeats failed"
+        " once under load and passed in five other runs. TLS and Toxiproxy were excluded"
+    ),
 }
 """Suites outside the Python registry, with their results."""
 

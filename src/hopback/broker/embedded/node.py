@@ -297,7 +297,9 @@ class Node:
     def declare_queue(self, session: Session, queue: Queue, *, passive: bool = False) -> LiveQueue:
         """Create a queue, or check that it exists with the same properties."""
         name = queue.name or self.made_up("amq.gen-")
-        if not passive or self.profile.passive_declare_needs_right:
+        if passive:
+            session.check_passive("queue", name)
+        else:
             session.check(Right.CONFIGURE, "queue", name)
         found = self.queues.get(name)
         if found is not None:

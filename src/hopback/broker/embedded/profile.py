@@ -95,7 +95,7 @@ class Profile:
     refusals_name_the_right: bool
     """Whether errors contain the missing permission."""
     passive_declare_needs_right: bool
-    """Whether a passive declare requires the configure permission."""
+    """Whether a passive declare requires any permission for the name."""
     global_qos_refused: bool
     """Whether a channel-wide prefetch is refused by quorum queues. Later versions apply it to each
     consumer.

@@ -67,6 +67,14 @@ class Session:
         if self.rights is not None and not self.rights.allows(right, name):
             raise access_refusal(self._right_name(right), kind, name, self.node.vhost, self.user)
 
+    def check_passive(self, kind: str, name: str) -> None:
+        """Raise 403 if a passive declare requires a permission, and the user has none for this name."""
+        if not self.node.profile.passive_declare_needs_right or self.rights is None:
+            return
+        if not any(self.rights.allows(right, name) for right in Right):
+            named = self._right_name(Right.CONFIGURE)
+            raise access_refusal(named, kind, name, self.node.vhost, self.user)
+
     def check_topic(self, right: Right, exchange: str, key: str) -> None:
         """Raise 403 if the user may not use this routing key of a topic exchange."""
         found = self.node.routing.exchanges.get(exchange)
@@ -181,7 +189,9 @@ class SessionChannel:
     @_refusable
     def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> None:
         routing, check = self.node.routing, self.session.check
-        if exchange.name and (not passive or self.node.profile.passive_declare_needs_right):
+        if exchange.name and passive:
+            self.session.check_passive("exchange", exchange.name)
+        elif exchange.name:
             check(Right.CONFIGURE, "exchange", exchange.name)
         alternate = exchange.arguments.get("alternate-exchange")
         if not passive and isinstance(alternate, str) and exchange.name not in routing.exchanges:
