@@ -70,7 +70,7 @@ test-pages: $(READY) ## test every action with every selection in a browser, on 
 	@$(BIN)/python -m tests.harness.packages rabbitmq browser
 	HOPBACK_ALL_CELLS=1 $(PYTEST) -n 2 tests/acceptance/ops/test_selection_matrix.py
 
-test-peers: $(READY) ## run other projects' tests on `hopback broker` and RabbitMQ (half an hour, root, network)
+test-peers: $(READY) ## run other projects' tests on `hopback broker` and RabbitMQ (over an hour, root, network)
 	@$(BIN)/python -m tests.harness.packages rabbitmq peers
 	$(BIN)/python -m tests.peers $(PEERS)
 
