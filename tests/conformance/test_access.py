@@ -36,7 +36,7 @@ pytestmark = pytest.mark.broker
 _Call: TypeAlias = "tuple[str, str, str, object]"
 _Step: TypeAlias = "tuple[str, dict[str, Any]]"
 
-_SOME = {"configure": "^a", "write": r"^(a|amq\.topic)", "read": r"^(a|amq\.topic)"}
+_SOME = {"configure": "^a", "write": r"^(a|amq\.topic)", "read": r"^(a|amq\.topic|readable)"}
 _ALL = {"configure": ".*", "write": ".*", "read": ".*"}
 _NONE = {"configure": "", "write": "", "read": ""}
 
@@ -137,8 +137,8 @@ _TALKS: list[_Step] = [
     _exchange("ax"),
     _exchange("bx"),
     _exchange("bx", passive=True),
-    _exchange("amq.topic", passive=True),
-    _queue("amq.topic", passive=True),
+    _queue("readable", passive=True),
+    _exchange("readable", passive=True),
     _exchange("a.alternate", arguments={"alternate-exchange": "b"}),
     _publish("", "a"),
     _publish("ax", "k"),
