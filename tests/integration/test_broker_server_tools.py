@@ -186,7 +186,9 @@ async def test_columns_order_limits_parameters_and_properties_equal_rabbitmq(
         httpx.AsyncClient(
             base_url=f"{server.http_url}/api", auth=("guest", "guest"), trust_env=False
         ) as ours,
-        httpx.AsyncClient(base_url=f"{rabbitmq.management_url}/api", trust_env=False) as theirs,
+        httpx.AsyncClient(
+            base_url=f"{rabbitmq.management_url}/api", trust_env=False, timeout=60
+        ) as theirs,
     ):
         assert await _answers(ours) == await _answers(theirs)
 
@@ -370,7 +372,9 @@ async def test_endpoints_of_newer_rabbitmqadmin_equal_rabbitmq(
         httpx.AsyncClient(
             base_url=f"{server.http_url}/api", auth=("guest", "guest"), trust_env=False
         ) as ours,
-        httpx.AsyncClient(base_url=f"{rabbitmq.management_url}/api", trust_env=False) as theirs,
+        httpx.AsyncClient(
+            base_url=f"{rabbitmq.management_url}/api", trust_env=False, timeout=60
+        ) as theirs,
     ):
         for place in (each.format(v=_PATH) for each in _READS):
             found, expected = await ours.get(f"/{place}"), await theirs.get(f"/{place}")
