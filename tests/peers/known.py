@@ -18,7 +18,7 @@ REASONS: Mapping[str, str] = {
     ),
     "test_iterator_cancellation_survives_close_timeout": (
         "failed once while other tests used both cores. Run alone, it passed in three of three runs"
-        " on hopback broker 3.10, 4.0 and on RabbitMQ 3.10.8"
+        " on hopback broker 3.10 and 4.0, and on RabbitMQ 3.10.8"
     ),
     "test_leak_unclosed_channel": (
         "fails sometimes on RabbitMQ too: run alone, it failed in two of three runs on RabbitMQ"
