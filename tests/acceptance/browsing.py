@@ -23,8 +23,10 @@ _WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 def open_browser() -> Iterator[Browser]:
     """Debian's Chromium."""
     with sync_playwright() as playwright:
+        # The machines of the tests have no GPU. Chromium would start a process that replaces it, and others
+        # report new pages that wait for this process forever.
         launched = playwright.chromium.launch(
-            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+            executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"]
         )
         yield launched
         launched.close()
