@@ -529,13 +529,13 @@ each system, in messages: two services receive an event of the bus, and five sta
 is parked. The long waits are shortened: raffle and file pipeline 2 s, FreeFlow 1 s, 2 s and 4 s, Ratatoskr
 2 s. The event bus has its ten retries of 5 s.
 
-Every request has an id. *found* counts the ids of rows, or of events that each service has received or has
-as a dead letter. *dead letters* counts the ids in dead-letter queues. *both* counts the ids that are rows
-and dead letters, because a message may be delivered twice. *lost* counts the ids that a web part accepted
-and that are neither. *accepted in* is the time until the producer has its answer, *effect in* the time
-until a row can be read: median and 99th percentile. *memory* is the highest memory of each part. *measured*
-has the duration of the load, the number of systems that ran together, the time in UTC and the load average
-of the machine."""
+Every request has an id. *found* counts the ids of rows, or of events that every service has received.
+*dead letters* counts the ids in dead-letter queues. *both* counts the ids that are rows and dead letters,
+because a message may be delivered twice. *lost* counts the ids that a web part accepted and that are
+neither. *accepted in* is the time until the producer has its answer, *effect in* the time until a row can
+be read: median and 99th percentile. *memory* is the highest memory of each part. *measured* has the
+duration of the load, the number of systems that ran together, the time in UTC and the load average of the
+machine."""
 _COLUMNS = (
     "system", "offered/s", "rate/s", "accepted", "refused", "found", "dead letters", "both", "lost",
     "retries", "accepted in (ms)", "effect in (ms)", "memory (MB)", "measured",
