@@ -31,9 +31,11 @@ _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
 """The folder of Hopback's modules. Error messages don't refer to lines in it."""
 
 
-_DECLARES = re.compile(r"\.(?:handler|batch|push|middleware)\b|\bRouter\(")
-"""Matches modules that declare handlers. Other modules are not imported, because they may be
-scripts.
+_DECLARES = re.compile(
+    r"\.(?:handler|batch|push|middleware)\b|@\w+\.(?:every|on_error)\b|\bRouter\("
+)
+"""Matches modules that declare handlers or periodic messages. Other modules are not imported,
+because they may be scripts.
 """
 
 
@@ -119,7 +121,7 @@ def _import_failure(name: str, error: Exception) -> CommandFailed:
 
 
 def discover(package: ModuleType) -> tuple[ModuleType, ...]:
-    """Import all modules of a package that declare handlers."""
+    """Import all modules of a package that declare handlers or periodic messages."""
     return tuple(import_module(name) for name in _find_declaring_modules(package))
 
 

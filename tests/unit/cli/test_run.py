@@ -222,6 +222,8 @@ _PACKAGE = {
     "router = Router('mails.')\n"
     "@router.handler('new', retry=None)\nasync def mail(order: dict) -> None: ...\n"
     "app.include(router)\n",
+    "parts/daily.py": "from discovered import app\n"
+    "@app.every('1h')\nasync def report() -> None: ...\n",
     "parts/forgotten.py": "from hopback import Router\nrouter = Router('forgotten.')\n",
     "__main__.py": "raise SystemExit('a script: app.handler')\n",
     "script.py": "raise SystemExit('a script')\n",
@@ -229,7 +231,7 @@ _PACKAGE = {
 }
 
 
-def test_run_imports_modules_of_package_that_declare_handlers(
+def test_run_imports_modules_of_package_that_declare_handlers_or_periodic_messages(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Scripts and tests are not imported. A router that is not included is named."""
@@ -237,7 +239,7 @@ def test_run_imports_modules_of_package_that_declare_handlers(
         path = folder / "discovered" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert list(load_app("discovered:app").handlers) == ["orders", "mails.new"]
+    assert list(load_app("discovered:app").handlers) == ["orders", "report", "mails.new"]
     told = capsys.readouterr().err
     assert told == (
         "discovered.parts.forgotten.router is included in no application: "
