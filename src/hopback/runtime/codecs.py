@@ -218,11 +218,12 @@ _WINDOW = 8 * 1024 * 1024
 
 def _inflate(body: bytes, how: str, max_bytes: int) -> bytes:
     """Decompress gzip or deflate data with a size limit."""
-    found, rest = b"", body
+    found, rest, members = b"", body, 0
     try:
-        for _ in range(_MOST_MEMBERS):
-            if not rest:
-                return found
+        while rest:
+            if members == _MOST_MEMBERS:
+                raise Undecodable(f"it has more than {_MOST_MEMBERS} members of {how} data")
+            members += 1
             # 32 enables automatic detection of gzip and zlib headers.
             inflating = zlib.decompressobj(zlib.MAX_WBITS + 32)
             found += inflating.decompress(rest, max_bytes + 1 - len(found))
@@ -232,7 +233,7 @@ def _inflate(body: bytes, how: str, max_bytes: int) -> bytes:
             rest = inflating.unused_data
     except zlib.error as error:
         raise Undecodable(f"it cannot be decompressed as {how}: {error}"[:200]) from error
-    raise Undecodable(f"it has more than {_MOST_MEMBERS} members of {how} data")
+    return found
 
 
 _MOST_MEMBERS = 16
