@@ -71,6 +71,11 @@ def _those(app: Any, setting: str, chosen: list[str]) -> str:
     return f"setting `{setting}`" if everybody else _format_tasks(chosen)
 
 
+def _parks(app: Any) -> bool:
+    """Return True if `park_failed_tasks` was called."""
+    return getattr(app, "hopback_parks", False)
+
+
 def _acks_on_failure(task: Any) -> bool:
     """Return True if failed tasks are acknowledged. The setting depends on the Celery version."""
     for name in ("acks_on_failure", "acks_on_failure_or_timeout"):
@@ -102,7 +107,7 @@ def _tasks(app: Any) -> Iterator[Finding]:
             "Set `task_reject_on_worker_lost = True`, and a delivery limit on the queue.",
         )
     acked = [name for name, task in tasks.items() if _acks_on_failure(task)]
-    if acked and not getattr(app, "hopback_parks", False):
+    if acked and not _parks(app):
         yield _finding(
             "celery-failure-acked",
             _those(app, "task_acks_on_failure_or_timeout", acked),
@@ -166,7 +171,7 @@ def _queues(app: Any) -> Iterator[Finding]:
                 "Declare it with `durable=True` and without `auto_delete` and `exclusive`.",
                 Severity.ERROR,
             )
-        if rejects and "x-dead-letter-exchange" not in arguments:
+        if rejects and not _parks(app) and "x-dead-letter-exchange" not in arguments:
             yield _finding(
                 "celery-failure-deleted",
                 place,
@@ -176,15 +181,14 @@ def _queues(app: Any) -> Iterator[Finding]:
                 "`hopback.integrations.celery.park_failed_tasks(app)`.",
                 Severity.ERROR,
             )
-        limited = (
-            arguments.get("x-queue-type") == "quorum"
-        )  # RabbitMQ 4.0 and later, with a limit of 20
-        if requeues and not limited:
+        is_limited = arguments.get("x-queue-type") == "quorum" and "x-delivery-limit" in arguments
+        if requeues and not is_limited:
             yield _finding(
                 "celery-worker-lost-loop",
                 place,
                 f"If one of the {_format_tasks(requeues)} kills its process, it is requeued and kills "
-                "the next process. A classic queue does not count deliveries, so this never ends.",
+                "the next process. A classic queue, or before RabbitMQ 4.0 a quorum queue without "
+                "`x-delivery-limit`, has no delivery limit, so this never ends.",
                 "Use a quorum queue with `x-delivery-limit`, and a dead-letter exchange.",
             )
 

@@ -46,6 +46,14 @@ def test_safe_celery_application_has_no_findings() -> None:
     assert check_settings(app) == ()
 
 
+def test_parked_tasks_need_no_dead_letter_exchange() -> None:
+    """`park_failed_tasks` also parks tasks that Celery would reject."""
+    queue = Queue("tasks", queue_arguments={"x-queue-type": "quorum", "x-delivery-limit": 20})
+    app = _app(**{**_SAFE, "task_acks_on_failure_or_timeout": False, "task_queues": [queue]})
+    park_failed_tasks(app)
+    assert check_settings(app) == ()
+
+
 def test_celery_defaults_have_findings() -> None:
     assert [*_found()] == [
         "celery-acks-early",
@@ -64,6 +72,11 @@ _WARNING, _ERROR, _INFO = Severity.WARNING, Severity.ERROR, Severity.INFO
         ({"task_acks_late": False}, "celery-acks-early", _WARNING),
         ({"task_reject_on_worker_lost": False}, "celery-worker-lost", _WARNING),
         ({"task_queues": [Queue("tasks")]}, "celery-worker-lost-loop", _WARNING),
+        (
+            {"task_queues": [Queue("tasks", queue_arguments={"x-queue-type": "quorum"})]},
+            "celery-worker-lost-loop",
+            _WARNING,
+        ),
         ({}, "celery-failure-acked", _WARNING),
         (
             {"task_acks_on_failure_or_timeout": False, "task_queues": [Queue("tasks")]},
