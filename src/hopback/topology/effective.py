@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 DEFAULT_DELIVERY_LIMIT = 20
 """The default delivery limit of quorum queues since RabbitMQ 4.0."""
+MANY_RETURNS = 1000
+"""Returns. A delivery limit this high is not a risk for dead letters, because operators do not browse a
+queue that often.
+"""
 
 _V4_0 = BrokerVersion(4, 0)
 

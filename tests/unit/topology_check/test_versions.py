@@ -36,6 +36,8 @@ QUORUM_LOOP = loop(quorum("q", dead_letter_exchange="", dead_letter_routing_key=
             "looking-deletes",
             ("error", "error", "error", "error", "warning", "error"),
         ),
+        # Browsing allows this limit too.
+        (edited(sound(), "orders.dlq", delivery_limit=1000), "looking-deletes", (None,) * 6),
         (
             QUORUM_LOOP,
             "delivery-limit-feeds-retry",

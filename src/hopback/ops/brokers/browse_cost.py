@@ -14,15 +14,12 @@ from hopback.broker.limits import is_near_limit
 from hopback.errors import UnsafeOperation
 from hopback.ops.contract.values import Cost, Price
 from hopback.ops.messages.dead_letter import delivery_count
-from hopback.topology.effective import delivery_limit
+from hopback.topology.effective import MANY_RETURNS, delivery_limit
 from hopback.topology.model import Queue, QueueType
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
-
-MANY_LOOKS = 1000
-"""Deliveries. A limit this high is not a risk, because operators do not browse a queue that often."""
 
 
 def cost_of_browsing(
@@ -93,7 +90,7 @@ def _quorum(queue: Queue, limit: int | None, why_not_lifted: str) -> Cost:
             Price.FREE,
             "free: this quorum queue has no delivery limit and only sets the redelivered flag",
         )
-    if limit >= MANY_LOOKS:
+    if limit >= MANY_RETURNS:
         return Cost(
             Price.COUNTED,
             f"1 of {limit:,} allowed deliveries per held message, independent of the number of pages",

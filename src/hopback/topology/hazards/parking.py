@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from hopback.topology.effective import MANY_RETURNS
 from hopback.topology.hazards.analysis import Analysis, has_limit, number, text
 from hopback.topology.hazards.rule import (
     HARDENED,
@@ -34,7 +35,6 @@ _LOOKING_WITH_OWN_LIMIT = (
     VersionedSeverity.of(Severity.ERROR, before="4.3"),
     VersionedSeverity.of(Severity.WARNING, "4.3"),
 )
-_MANY_LOOKS = 1000  # browsing a dead-letter queue increments the delivery count
 
 
 def _dead_letter_queues(analysis: Analysis) -> Iterator[Queue]:
@@ -106,7 +106,7 @@ def _move_on(analysis: Analysis) -> Iterator[Hit]:
 def _reads_delete(analysis: Analysis) -> Iterator[Hit]:
     for queue in _dead_letter_queues(analysis):
         limit = analysis.limit(queue)
-        if limit is None or limit.value > _MANY_LOOKS:
+        if limit is None or limit.value >= MANY_RETURNS:
             continue
         origin = "default delivery limit" if limit.by_default else "delivery limit"
         yield Hit(
