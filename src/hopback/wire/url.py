@@ -27,6 +27,7 @@ _PORTS = {"amqp": 5672, "amqps": 5671}
 # Remove line breaks, like `urlsplit` does.
 _LINE_ENDS = dict.fromkeys(map(ord, "\t\r\n"))
 _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<name>[^:\[\]]*))(?::(?P<port>\d{1,5}))?")
+_TLS_OPTIONS = ("cacertfile", "certfile", "keyfile", "verify", "server_name_indication")
 _OPTIONS = frozenset(
     {
         "heartbeat",
@@ -36,11 +37,7 @@ _OPTIONS = frozenset(
         "auth_mechanism",
         "password_file",
         "password_env",
-        "cacertfile",
-        "certfile",
-        "keyfile",
-        "verify",
-        "server_name_indication",
+        *_TLS_OPTIONS,
     }
 )
 
@@ -164,9 +161,8 @@ def _credentials(user_part: str, options: dict[str, str]) -> Credentials:
 
 
 def _tls(scheme: str, options: dict[str, str]) -> TlsOptions | None:
-    named = [name for name in ("cacertfile", "certfile", "keyfile", "verify") if name in options]
     if scheme == "amqp":
-        if named:
+        if named := [name for name in _TLS_OPTIONS if name in options]:
             raise InvalidUrl(f"amqps:// with {', '.join(named)}", "amqp://")
         return None
     verify = options.get("verify", "verify_peer")

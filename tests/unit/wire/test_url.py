@@ -89,6 +89,7 @@ def test_amqps_verifies_by_default() -> None:
         ("amqp://h?colour=red", "colour"),
         ("amqp://h?auth_mechanism=magic", "auth_mechanism"),
         ("amqp://h?cacertfile=/x", "amqps"),
+        ("amqp://h?server_name_indication=x", "amqps"),
         ("amqps://h?verify=maybe", "verify"),
         ("amqp://h/v#x", "%23"),
     ],
