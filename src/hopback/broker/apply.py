@@ -162,7 +162,8 @@ def plan_from_diff(
         notes.append(f"{len(desired.policies)} policies cannot be set without the management API.")
     notes += (
         f"Dead-letter queue {queue.name} has RabbitMQ {version}'s default delivery limit: "
-        "looking at it 21 times deletes it. Run again with --management to lift it."
+        "a message that returns for the 21st time is deleted, and reading can count as a return. Run "
+        "again with --management to lift the limit."
         for queue in _queues(desired, Topology("unknown"), QueueRole.DEAD_LETTER)
         if has_default_limit(queue, desired.policies, version)
     )

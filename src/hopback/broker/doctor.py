@@ -77,8 +77,9 @@ _RULES = (
     _VersionNotice(
         BrokerVersion(4, 0),
         _NEVER,
-        "A quorum queue without an explicit limit removes a message on its 21st return. Reading "
-        "counts, too: give dead-letter queues an explicit limit (`hopback topology apply` does).",
+        "A quorum queue without an explicit limit removes a message on its 21st return. Some ways of "
+        "reading count as a return, before 4.3 all of them: give dead-letter queues an explicit limit "
+        "(`hopback topology apply` does).",
     ),
     _VersionNotice(
         BrokerVersion(4, 0),

@@ -603,7 +603,7 @@ class App(Router):
             raise InvalidDeclaration((Problem("topology", expected, repr(design)),), where="App")
         given: object = codecs
         if given is not None and not isinstance(given, Codecs):
-            found = Problem("codecs", "Codecs, as in `Codecs({…})`", repr(codecs))
+            found = Problem("codecs", "Codecs, as in `Codecs(MsgpackCodec())`", repr(codecs))
             raise InvalidDeclaration((found,), where="App")
         if isinstance(reply_queues, str):
             found = Problem("reply_queues", "a list of queue names", repr(reply_queues))

@@ -413,7 +413,7 @@ def _two_declarations(app: Any) -> None:
         (
             lambda _app: App("shop", codecs=cast("Any", "json")),
             InvalidDeclaration,
-            "App: codecs: expected Codecs, as in `Codecs({…})`, got 'json'",
+            "App: codecs: expected Codecs, as in `Codecs(MsgpackCodec())`, got 'json'",
         ),
         (
             lambda _app: App("shop", lifespan=cast("Any", lambda _app: None)).lifespan(),

@@ -449,7 +449,7 @@ def _print_errors(found: ErrorOverview, now: float) -> None:
     multiple=True,
     metavar="QUEUE",
     shell_complete=complete_queue,
-    help="Only this queue. Repeatable. Default: all queues where browsing is free.",
+    help="Only this queue. Repeatable. Default: all queues where browsing loses no messages.",
 )
 @limit_option("Maximum number of matches to show. All are counted.", 100, 10_000)
 @click.option("--force", is_flag=True, help="Browse even if messages could be lost.")
