@@ -12,13 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hopback.broker.port import Broker, Channel, Connection, RawChannel
-from hopback.errors import (
-    BrokerError,
-    ChannelClosed,
-    ConnectionLost,
-    HopbackError,
-    UnsafeOperation,
-)
+from hopback.errors import BrokerError, ChannelClosed, ConnectionLost, UnsafeOperation
 from hopback.headers.names import REDRIVE_JOB
 from hopback.message import Delivery, Message
 from hopback.ops.brokers.targets import Aim, aim_at, target_flaw
@@ -254,7 +248,7 @@ class _LinesFirst:
         try:
             if self.sink is not None and waiting:
                 await self.sink.write(b"".join(archived.line for archived, _ in waiting))
-        except OSError as failed:
+        except Exception as failed:
             problem = UnsafeOperation(f"{self._refusal}: {failed}")
             for _, fate in waiting:
                 fate.set_exception(problem)
@@ -295,10 +289,11 @@ class ChangingAction(RedriveAction):
     async def flush(self) -> None:
         """Write the originals, then publish the changed messages."""
         for archived, fate in await self._lines.write():
-            await self.room()
+            # If a message is left without a result, the job waits for it forever.
             try:
+                await self.room()
                 sent = self._publish(archived.message)
-            except HopbackError as failed:
+            except Exception as failed:
                 fate.set_exception(failed)
                 continue
             sent.add_done_callback(partial(_pass_result, to=fate))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,13 @@ from hypothesis import strategies as st
 from hopback.errors import BadRequest, NotAllowed
 from hopback.message import Message
 from hopback.ops.contract.codec import read_patch
-from hopback.ops.contract.requests import PatchOperation, RedriveRequest, Selection, Settings
+from hopback.ops.contract.requests import (
+    Pace,
+    PatchOperation,
+    RedriveRequest,
+    Selection,
+    Settings,
+)
 from hopback.ops.contract.values import JobState
 from hopback.ops.messages.archive import read_line
 from hopback.ops.messages.patch import PatchFailed, apply_patch, change_sample
@@ -135,6 +142,26 @@ async def test_bulk_change_archives_originals(tmp_path: Path) -> None:
         assert record is not None
         assert isinstance(record.spec.request, RedriveRequest)
         assert record.spec.request.change == _CHANGE
+
+
+@in_virtual_time
+async def test_bulk_change_completes_after_its_publish_connection_is_lost(tmp_path: Path) -> None:
+    """It is lost while changed messages are waiting to be published."""
+    async with open_shop(settings=Settings(exports=tmp_path, editing=True)) as shop:
+        bodies = {b'{"currency":"EURO","n":%d}' % number for number in range(20)}
+        await shop.publish(Message("", DLQ, body, properties("m")) for body in bodies)
+        job = await shop.operations.start(redrive(change=_CHANGE, pace=Pace(rate=10)))
+        await asyncio.sleep(1)  # virtual
+        (publishing,) = (
+            each for each in shop.broker.connections if each.name == "hopback re-drive"
+        )
+        shop.broker.cut(publishing)
+        async with asyncio.timeout(600):
+            done = await shop.operations.wait(job.id)
+        assert (done.state, done.counts.done, done.run) == (JobState.COMPLETED, 20, 1)
+        assert {json.loads(body)["n"] for body in shop.bodies(MAIN)} == set(range(20))
+        assert shop.bodies(DLQ) == []
+        assert _originals(done.export_to) == bodies
 
 
 @in_virtual_time
