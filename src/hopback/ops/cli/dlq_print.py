@@ -497,6 +497,13 @@ def about(job: Job) -> str:
     return "about " if job.selection.estimate else ""
 
 
+def export_files(job: Job) -> str:
+    """Return the files that the runs of a job have written. Those of a server are not on this machine."""
+    from hopback.ops.messages.archive import run_files
+
+    return ", ".join(map(str, run_files(job.export_to, job.run))) or job.export_to
+
+
 def print_job(job: Job) -> None:
     counts = job.counts
     aim = f" {job.target}" if job.kind is JobKind.REDRIVE else ""
@@ -526,7 +533,7 @@ def print_job(job: Job) -> None:
     if job.rate is not None:
         lines.append(("rate", f"{job.rate:g} per second"))
     if job.export_to:
-        lines.append(("export", job.export_to))
+        lines.append(("export", export_files(job)))
     lines.append(("by", job.by or "unknown"))
     if job.reason:
         lines.append(("why", job.reason))

@@ -20,7 +20,7 @@ import click
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import clock_text, json_line, on_terminal
 from hopback.errors import ServerUnavailable
-from hopback.ops.cli.dlq_print import about, came_back_text, output
+from hopback.ops.cli.dlq_print import about, came_back_text, export_files, output
 from hopback.ops.contract.job_meter import JobMeter
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import Job, JobState
@@ -302,6 +302,6 @@ def print_end(job: Job, *, noted: bool) -> None:
     if job.duplicates:
         click.echo(f"Delivered twice: {job.duplicates}.")
     if job.export_to and counts.done:
-        click.echo(safe(f"Written to {job.export_to}"))
+        click.echo(safe(f"Written to {export_files(job)}"))
     if noted and (counts.failed or counts.skipped):
         click.echo(f"`hopback jobs failures {job.id}` lists the messages that were not moved.")

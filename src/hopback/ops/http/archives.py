@@ -20,6 +20,7 @@ from hopback.ops.contract.roles import Role
 from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.events import StreamedResponse
 from hopback.ops.http.problems import Refused
+from hopback.ops.messages.archive import read_files, run_files
 from hopback.ops.page.pages import Pages, Visit, release_look
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ IMPORT_PATH = re.compile(r"(/brokers/[^/]+)?(/admin/dlq)?/queues/[^/]+/import")
 
 
 async def _download(lines: AsyncGenerator[bytes, None], name: str) -> Response:
-    """Return the lines as a file.
+    """Return the lines as a file with this name.
 
     The first line is awaited, because the status of the response can no longer change after it.
     """
@@ -53,7 +54,7 @@ async def _download(lines: AsyncGenerator[bytes, None], name: str) -> Response:
     return StreamedResponse(
         content(),
         media_type=NDJSON,
-        headers={"Content-Disposition": f'attachment; filename="{plain}.ndjson"'},
+        headers={"Content-Disposition": f'attachment; filename="{plain}"'},
     )
 
 
@@ -62,7 +63,7 @@ async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
     """Export messages of a queue as lines of JSON, without removing them."""
     request, queue = call.body, call.path["queue"]
     lines = call.operations.export(queue, request.selection, force=request.force)
-    return await _download(lines, queue)
+    return await _download(lines, f"{queue}.ndjson")
 
 
 @ARCHIVES.row(
@@ -72,15 +73,18 @@ async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
 async def _export_of_job(call: CallerRequest) -> Response:
     """Download the file with the messages that a discard removed."""
     job, operations = await call.job(), call.operations
-    folder, path = operations.settings.exports, Path(job.export_to or "/")
+    path = Path(job.export_to)
     # A discard from the command line can write to any file. Only files in the export folder are
     # served.
-    is_there = path.is_file()  # noqa: ASYNC240  one access to a local folder
-    if folder is None or path.parent != folder or not is_there:
+    is_served = bool(job.export_to) and path.parent == operations.settings.exports
+    files = run_files(job.export_to, job.run) if is_served else []
+    if not files:
         raise Refused(404, "not-found", f"This service does not have the file of job {job.id!r}.")
     details = {"file": path.name}
     await operations.note("messages.download", queue=job.queue, job=job.id, details=details)
-    return FileResponse(path, media_type=NDJSON, filename=path.name)
+    if len(files) == 1:
+        return FileResponse(files[0], media_type=NDJSON, filename=path.name)
+    return await _download(read_files(files), path.name)
 
 
 @ARCHIVES.answer(endpoints.IMPORT)
@@ -99,7 +103,8 @@ async def _import(asked: CallerRequest, lines: AsyncIterator[bytes], reason: str
 async def _export_session_page(visit: Visit) -> Response:
     view, ids = visit.session, tuple(visit.all("ids"))
     selection = Selection(session=view.id, ids=ids, filter="" if ids else visit.field("filter"))
-    return await _download(visit.operations.export(view.queue, selection), view.queue)
+    lines = visit.operations.export(view.queue, selection)
+    return await _download(lines, f"{view.queue}.ndjson")
 
 
 @ARCHIVE_PAGES.post("/queues/{queue}/export", Role.OPERATOR, PATH_QUEUE, is_heavy=True)
@@ -107,7 +112,7 @@ async def _export_queue_page(visit: Visit) -> Response:
     queue = visit.path["queue"]
     selection = visit.read(Selection)
     await release_look(visit, queue)
-    return await _download(visit.operations.export(queue, selection), queue)
+    return await _download(visit.operations.export(queue, selection), f"{queue}.ndjson")
 
 
 @ARCHIVE_PAGES.post(

@@ -25,7 +25,7 @@ from hopback.message import Delivery, Received
 from hopback.private_files import private_folder
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
     from hopback.ops.contract.values import DeadLetter
 
@@ -139,6 +139,12 @@ def run_file(path: str, run: int) -> Path:
     return first.with_name(f"{stem}.{run}{dot}{suffixes}")
 
 
+def run_files(path: str, runs: int) -> list[Path]:
+    """Return the existing files of the first `runs` runs of a job. A run may not have written any."""
+    files = (run_file(path, run) for run in range(1, runs + 1))
+    return [file for file in files if file.is_file()]
+
+
 def file_beside(path: str, job: str) -> str:
     """Return the file for a job that continues another job. It is in the same folder as the other file."""
     first = Path(path)
@@ -162,6 +168,23 @@ async def read_lines(path: Path) -> AsyncIterator[bytes]:
                 yield line
     finally:
         await asyncio.to_thread(source.close)
+
+
+async def read_files(paths: Iterable[Path]) -> AsyncGenerator[bytes, None]:
+    """Yield the content of the files of a job as one archive.
+
+    If a run was killed, the last line of its file may be incomplete. It is left out, because its
+    message is still in the queue.
+    """
+    for path in paths:
+        source = await asyncio.to_thread(path.open, "rb")
+        try:
+            while lines := await asyncio.to_thread(_read_block, source):
+                if path.suffix != _COMPRESSED and not lines[-1].endswith(b"\n"):
+                    lines.pop()
+                yield b"".join(lines)
+        finally:
+            await asyncio.to_thread(source.close)
 
 
 def read_lines_from(

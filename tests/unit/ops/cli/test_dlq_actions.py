@@ -364,6 +364,24 @@ async def test_discarded_messages_can_be_imported_again(tmp_path: Path, capsys: 
         assert _contents(found) == before
 
 
+@in_virtual_time
+async def test_discard_with_several_runs_prints_the_files_of_all_runs(
+    tmp_path: Path, capsys: _Output
+) -> None:
+    async with raffle(exports=tmp_path) as found:
+        await found.park(20)
+        pace = Pace(rate=10, in_flight=1)
+        request = DiscardRequest(queue=DLQ, reason="junk", confirm=DLQ, pace=pace)
+        job = await found.dead_letters.start(request)
+        await asyncio.sleep(1)  # virtual
+        found.broker.cut()
+        assert await see_through(found.dead_letters, job, "table", _again(job.id)) == Exit.OK
+        files = f"{tmp_path / job.id}.ndjson, {tmp_path / job.id}.2.ndjson"
+        assert f"Written to {files}\n" in capsys.readouterr().out
+        print_job(await found.dead_letters.job(job.id))
+        assert files in capsys.readouterr().out
+
+
 def _contents(found: Raffle) -> list[tuple[object, ...]]:
     ready = found.broker.snapshot().queue(DLQ).ready
     return [(one.body, one.properties.message_id, dict(one.properties.headers)) for one in ready]

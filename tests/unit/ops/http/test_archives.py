@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from typing import TYPE_CHECKING
@@ -13,11 +14,14 @@ from msgspec import structs
 
 from hopback.errors import BadRequest, NoSuch
 from hopback.ops.client import RemoteDeadLetters
-from hopback.ops.contract.requests import AuditQuery
+from hopback.ops.contract.requests import AuditQuery, DiscardRequest, Pace, Submission
+from hopback.ops.contract.values import JobState
 from hopback.ops.http.archives import FormUpload, lines_in
 from hopback.ops.http.problems import Refused
 from hopback.ops.http.settings import RequestLimits
+from hopback.ops.jobs.job_record import JobRecord, JobSpec
 from hopback.ops.messages.archive import delete_exports
+from hopback.testing import in_virtual_time
 from tests.unit.ops.admin_service import DLQ, admin, dead_letter, settings
 from tests.unit.ops.http.test_access import _bearer, _token
 
@@ -116,6 +120,42 @@ async def test_archive_of_discard_is_downloaded_from_its_job(tmp_path: Path) -> 
     assert len(found.text.splitlines()) == 1
     assert by_api.content == found.content
     assert gone.status_code == 404
+
+
+@in_virtual_time
+async def test_archive_of_discard_with_several_runs_is_downloaded_as_one_file(
+    tmp_path: Path,
+) -> None:
+    """A killed run may leave an incomplete line."""
+    async with admin(*map(dead_letter, range(20)), exports=tmp_path) as service:
+        pace = Pace(rate=10, in_flight=1)
+        asked = DiscardRequest(queue=DLQ, reason="obsolete", confirm=DLQ, pace=pace)
+        job = (await service.operations.start(asked)).id
+        await asyncio.sleep(1)  # virtual
+        service.broker.cut()
+        done = await service.operations.wait(job)
+        assert (done.state, done.run) == (JobState.COMPLETED, 2), done.state_reason
+        first, second = tmp_path / f"{job}.ndjson", tmp_path / f"{job}.2.ndjson"
+        with first.open("ab") as file:
+            file.write(second.read_bytes()[:50])
+        found = await service.client.get(f"/jobs/{job}/export")
+    bodies = {json.loads(line)["body"] for line in found.text.splitlines()}
+    assert bodies == {json.dumps({"order": {"id": number}}) for number in range(20)}
+    assert found.headers["content-disposition"] == f'attachment; filename="{job}.ndjson"'
+
+
+async def test_archive_that_only_a_later_run_has_written_is_downloaded(tmp_path: Path) -> None:
+    async with admin(exports=tmp_path) as service:
+        spec = JobSpec(
+            request=DiscardRequest(queue=DLQ, reason="obsolete", confirm=DLQ),
+            submission=Submission(export_to=str(tmp_path / "j-1.ndjson")),
+            broker=service.operations.broker.journal_name,
+        )
+        await service.operations.journal.begin(JobRecord("j-1", spec, run=3), "another process")
+        (tmp_path / "j-1.2.ndjson").write_text("{}\n")
+        found = await service.client.get("/admin/dlq/jobs/j-1/export")
+    assert found.text == "{}\n"
+    assert found.headers["content-disposition"] == 'attachment; filename="j-1.ndjson"'
 
 
 def test_delete_exports_removes_only_old_archives(tmp_path: Path) -> None:
