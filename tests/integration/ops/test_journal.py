@@ -214,10 +214,25 @@ async def test_simultaneous_requests_of_two_processes_are_all_kept(
 async def test_failures_are_read_in_order_by_page(sql_database: SqlDatabase) -> None:
     journal = Journal(sql_database, SystemClock())
     failures = [FailedMessage(f"{n}-x", "d", "m", "too large", Moment(1)) for n in range(5)]
-    await journal.add_failures("j-1", failures[:3])
-    await journal.add_failures("j-1", failures[3:])
+    await journal.begin(JOB, "me")
+    await journal.save(JOB, "me", failures[:3])
+    await journal.save(JOB, "me", failures[3:])
     assert await journal.failures("j-1", 1, 3) == tuple(failures[1:4])
     assert await journal.failures("j-2", 0, 3) == ()
+
+
+async def test_failures_of_earlier_runs_are_only_deleted_by_the_owner(
+    sql_database: SqlDatabase,
+) -> None:
+    journal = Journal(sql_database, SystemClock())
+    first, second = (FailedMessage("1-x", "d", "m", why, Moment(1)) for why in ("old", "new"))
+    await journal.begin(JOB, "me")
+    await journal.save(JOB, "me", [first])
+    with pytest.raises(LeaseLost):
+        await journal.save(JOB, "you", [second], is_restart=True)
+    assert await journal.failures("j-1", 0, 3) == (first,)
+    await journal.save(JOB, "me", [second], is_restart=True)
+    assert await journal.failures("j-1", 0, 3) == (second,)
 
 
 async def test_audit_cannot_be_changed_or_deleted(sql_database: SqlDatabase) -> None:
@@ -279,8 +294,7 @@ async def test_retention_deletes_finished_jobs_and_keeps_resumable_ones(
         job = replace(JOB, id=f"j-{number}")
         await journal.begin(job, "me")
         failed = [FailedMessage("l", "d", "m", "no route", Moment(1))] * 600
-        await journal.add_failures(job.id, failed)
-        await journal.save(job.to(state, 2.0), "me")
+        await journal.save(job.to(state, 2.0), "me", failed)
     assert await forget_old(journal, clock, job_days=0) == (0, 0)
     clock.advance(365 * 86_400.0)
     assert await forget_old(journal, clock, job_days=366) == (0, 0)

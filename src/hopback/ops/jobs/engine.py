@@ -177,7 +177,7 @@ class Engine:
         if cursor.state is CursorState.STOPPED:
             reason = cursor.doubt or cursor.reason.format(queue=job.queue)
             raise EndJob(JobState.FAILED, reason)
-        if job.run > 1 and cursor.left is not None:
+        if job.run > 1:
             progress.restart(cursor.left)
             await progress.save()
 

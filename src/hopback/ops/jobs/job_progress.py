@@ -32,6 +32,7 @@ class JobProgress:
         self._leased = leased
         self._driver = driver
         self._failures: list[FailedMessage] = []
+        self._is_restart = False
         self._saved_at = leased.clock.now()
 
     @property
@@ -46,12 +47,17 @@ class JobProgress:
             now, done=now.done + done, skipped=now.skipped + skipped, failed=now.failed + failed
         )
 
-    def restart(self, left: int) -> None:
+    def restart(self, left: int | None) -> None:
         """Restart counting when a job is resumed. `left` is how many selected messages it still has
-        to take.
+        to take, or None if this is unknown.
+
+        The run takes all messages again that earlier runs have left in the queue, so their failures
+        are deleted. Otherwise a message would be listed twice, or although it was moved.
         """
-        done = max(self._counts.selected - left, 0)
-        self._counts = structs.replace(self._counts, done=done, skipped=0, failed=0)
+        if left is not None:
+            done = max(self._counts.selected - left, 0)
+            self._counts = structs.replace(self._counts, done=done, skipped=0, failed=0)
+        self._is_restart = True
 
     def set_counts(self, **counts: int | None) -> None:
         """Set the counts of messages that the job does not move, such as arrived, returned or gone ones."""
@@ -113,7 +119,8 @@ class JobProgress:
 
     async def _write(self, job: JobRecord) -> None:
         failures, self._failures = self._failures, []
-        await self._leased.write(job, failures)
+        is_restart, self._is_restart = self._is_restart, False
+        await self._leased.write(job, failures, is_restart=is_restart)
 
 
 def certain_counts(job: JobRecord) -> Counts:

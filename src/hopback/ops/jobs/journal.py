@@ -104,12 +104,34 @@ class Journal:
             raise JobConflict(f"{job.queue!r} has an active job: {other.id}", other) from None
         return job
 
-    async def save(self, job: JobRecord, owner: str) -> None:
-        """Save the state and the progress of a job. Raises LeaseLost if another owner has it."""
+    async def save(
+        self,
+        job: JobRecord,
+        owner: str,
+        failures: Iterable[FailedMessage] = (),
+        *,
+        is_restart: bool = False,
+    ) -> None:
+        """Save the state and the progress of a job, and the messages that it could not move or has
+        skipped.
+
+        If `is_restart` is True, those of earlier runs are deleted. Raises LeaseLost if another owner
+        has the job.
+        """
         values = self._state_values(job)
         if not job.is_active:
             values |= {"leased_by": None, "leased_until": 0.0}
-        await self._change_leased(job.id, owner, values)
+        rows: list[dict[str, object]] = [
+            {"job_id": job.id, "document": _to_json(failed)} for failed in failures
+        ]
+
+        def save_failures(execute: Execute) -> None:
+            if is_restart:
+                execute("DELETE FROM hopback_job_failures WHERE job_id = :id", {"id": job.id})
+            if rows:
+                _insert("hopback_job_failures", rows, execute)
+
+        await self._change_leased(job.id, owner, values, save_failures)
 
     async def amend(self, job: JobRecord) -> None:
         """Save a job that is not running. Raises JobConflict if a process runs it."""
@@ -162,21 +184,41 @@ class Journal:
 
         return await self.database.write(apply)
 
-    async def _change_leased(self, job_id: str, owner: str, values: Mapping[str, object]) -> str:
+    async def _change_leased(
+        self,
+        job_id: str,
+        owner: str,
+        values: Mapping[str, object],
+        also: Callable[[Execute], None] | None = None,
+    ) -> str:
         """Change a job of this owner and return its control request. Raises LeaseLost if another has it."""
         ours = {"id": job_id, "owner": owner}
-        asked = await self._change("id = :id AND leased_by = :owner", ours, values)
+        asked = await self._change("id = :id AND leased_by = :owner", ours, values, also)
         if asked is None:
             raise LeaseLost(f"job {job_id} is run by another process now")
         return asked
 
     async def _change(
-        self, where: str, named: Mapping[str, object], values: Mapping[str, object]
+        self,
+        where: str,
+        named: Mapping[str, object],
+        values: Mapping[str, object],
+        also: Callable[[Execute], None] | None = None,
     ) -> str | None:
-        """Change a job and return its control request. Returns None if no row matches."""
+        """Change a job and return its control request. Returns None if no row matches.
+
+        If a row matches, `also` is called in the same transaction.
+        """
         changes = ", ".join(f"{column} = :{column}" for column in values)
         statement = f"UPDATE hopback_jobs SET {changes} WHERE {where} RETURNING control"
-        found = await self.database.write(lambda execute: execute(statement, {**named, **values}))
+
+        def apply(execute: Execute) -> list[Row]:
+            rows = execute(statement, {**named, **values})
+            if rows and also is not None:
+                also(execute)
+            return rows
+
+        found = await self.database.write(apply)
         return None if not found else str(found[0][0])
 
     async def job(self, job_id: str) -> JobRecord | None:
@@ -236,14 +278,6 @@ class Journal:
             found.append(job)
         return tuple(found)
 
-    async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
-        """Save messages that a job could not move or has skipped."""
-        rows: list[dict[str, object]] = [
-            {"job_id": job_id, "document": _to_json(failed)} for failed in failures
-        ]
-        if rows:
-            await self._add("hopback_job_failures", rows)
-
     async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
         """Return messages that a job could not move in order, starting with number `cursor`."""
         rows = await self._rows(
@@ -258,7 +292,7 @@ class Journal:
         values: dict[str, object] = msgspec.structs.asdict(entry)
         values |= {"details": json.dumps(dict(entry.details), default=str), "broker": broker}
         del values["number"]  # assigned by the database
-        await self._add("hopback_audit", [values])
+        await self.database.write(partial(_insert, "hopback_audit", [values]))
 
     async def read_entries(
         self, query: AuditQuery, share: JournalShare | None = None
@@ -315,13 +349,6 @@ class Journal:
     async def _rows(self, statement: str, named: Mapping[str, object]) -> list[Row]:
         return await self.database.read(lambda execute: execute(statement, named))
 
-    async def _add(self, table: str, rows: list[dict[str, object]]) -> None:
-        """Insert rows that have the same columns."""
-        columns = ", ".join(f'"{column}"' for column in rows[0])
-        names = ", ".join(f":{column}" for column in rows[0])
-        insert = f"INSERT INTO {table} ({columns}) VALUES ({names})"
-        await self.database.write(lambda execute: execute(insert, rows))
-
 
 class MemoryJournal(Journal):
     """A journal in memory for a single process. Its leases do not expire."""
@@ -359,6 +386,13 @@ def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execut
     if not again:
         columns, names = ", ".join(values), ", ".join(f":{column}" for column in values)
         execute(f"INSERT INTO hopback_jobs ({columns}) VALUES ({names})", values)
+
+
+def _insert(table: str, rows: list[dict[str, object]], execute: Execute) -> None:
+    """Insert rows that have the same columns."""
+    columns = ", ".join(f'"{column}"' for column in rows[0])
+    names = ", ".join(f":{column}" for column in rows[0])
+    execute(f"INSERT INTO {table} ({columns}) VALUES ({names})", rows)
 
 
 @asynccontextmanager

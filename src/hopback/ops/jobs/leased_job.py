@@ -53,11 +53,14 @@ class LeasedJob:
         """Return the prefix of the job's consumer tags."""
         return job_tag(await self._journal.store_id(), self.job.id)
 
-    async def write(self, job: JobRecord, failures: Iterable[FailedMessage] = ()) -> None:
-        """Save the job and notify its readers. Raises LeaseLost if another process runs it."""
-        if failures:
-            await self._journal.add_failures(job.id, failures)
-        await self._journal.save(job, self.owner)
+    async def write(
+        self, job: JobRecord, failures: Iterable[FailedMessage] = (), *, is_restart: bool = False
+    ) -> None:
+        """Save the job and notify its readers. Raises LeaseLost if another process runs it.
+
+        If `is_restart` is True, `failures` replace those of earlier runs.
+        """
+        await self._journal.save(job, self.owner, failures, is_restart=is_restart)
         self.show(job)
 
     async def give_reason(self, reason: str, state: JobState | None = None) -> None:

@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 _UNDER_WAY = (JobState.RUNNING, JobState.PAUSED)
 _AT_ONCE = 2000
 """Messages that a session can take within one second. If there are more, a search is used instead."""
+_SHOWN = 50
+"""Failures to show on the page of a job. The command and the API list all of them."""
 _LOOKING_S = 300.0
 """Seconds until this session ends, the same as for a session opened on the page of a queue."""
 _CORRECTABLE = frozenset({400, 409, 422})
@@ -293,14 +295,15 @@ async def _jobs(visit: Visit) -> Response:
 @JOB_PAGES.get("/jobs/{job}", Role.VIEWER, JOB_QUEUE)
 async def _job(visit: Visit) -> Response:
     job = await visit.job()
-    failures = await visit.operations.failures(job.id, limit=50)
+    failures = await visit.operations.failures(job.id, limit=_SHOWN + 1)
     speed = visit.services.recent.speeds.of(job, visit.services.clock.now())
     begins = job.counts.done <= sum(job.ramp)  # the first stages are slower than the rest
     left = job.counts.remaining / speed if speed and not (job.ramp and begins) else None
     return visit.page(
         "job.html",
         job=job,
-        failures=failures,
+        failures=failures[:_SHOWN],
+        has_more=len(failures) > _SHOWN,
         steers=visit.principal.allows(role_for_job(visit.principal, job), job.queue),
         may_download=visit.principal.allows(Role.OPERATOR, job.queue),
         speed=speed,

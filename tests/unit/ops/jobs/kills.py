@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hopback.broker.embedded import Fault, Faults
 from hopback.ops.jobs.journal import MemoryJournal
@@ -37,10 +37,10 @@ class KilledJournal(MemoryJournal):
         """Kill the process. Another process sees that its lease has expired."""
         end_leases(self)
 
-    async def save(self, job: JobRecord, owner: str) -> None:
+    async def save(self, job: JobRecord, owner: str, *failures: Any, **more: Any) -> None:
         """Write down, and be killed before or after."""
         self._steps.step()
-        await super().save(job, owner)
+        await super().save(job, owner, *failures, **more)
         self.told_done.append(job.counts.done)
         self._steps.step()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -250,13 +250,13 @@ class _Away(MemoryJournal):
         self._answer()
         return await super().renew(ident, owner)
 
-    async def save(self, job: JobRecord, owner: str) -> None:
+    async def save(self, job: JobRecord, owner: str, *failures: Any, **more: Any) -> None:
         """As ever, if it is there."""
         self._answer()
         if self.fails_once:
             self.fails_once = False
             raise StoreUnavailable("the database does not answer")
-        await super().save(job, owner)
+        await super().save(job, owner, *failures, **more)
 
     def _answer(self) -> None:
         if self.is_away:
@@ -520,6 +520,52 @@ async def test_loop_guard_skips_message_redriven_three_times() -> None:
         assert failed.reason == "re-driven 3 times already, expected fewer than 3"
         again = await shop.operations.start(redrive(max_redrives=0))
         assert (await shop.operations.wait(again.id)).counts.done == 1
+
+
+@pytest.mark.parametrize("is_chosen", [False, True])
+@in_virtual_time
+async def test_message_that_fails_in_two_runs_is_listed_and_retried_once(is_chosen: bool) -> None:
+    """The retry could move an equal message that was never part of the job."""
+    async with open_shop() as shop:
+        often = Message("", DLQ, b"often", properties("often", {"hopback-redrives": 3}))
+        await shop.publish([often])
+        await shop.park(30)
+        selection = Selection()
+        if is_chosen:
+            selection = Selection(session=(await shop.operations.open_session(DLQ)).id)
+        pace = Pace(rate=10, in_flight=1)
+        job = await shop.operations.start(redrive(selection=selection, pace=pace))
+        await _pass(2)
+        assert len(await shop.operations.failures(job.id)) == 1
+        shop.broker.cut()
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.run, done.counts.skipped) == (JobState.COMPLETED, 2, 1)
+        assert len(await shop.operations.failures(job.id)) == 1
+        again = await shop.operations.retry_failures(job.id)
+        assert again.counts.selected == 1
+
+
+@in_virtual_time
+async def test_message_that_is_moved_after_reconnecting_is_no_longer_listed_as_failed() -> None:
+    async with open_shop("freeflow") as shop:
+        dlq, gone = "freeflow.events.dlq", "freeflow.users.queue"
+        origins = (gone, *("freeflow.audit.queue",) * 30)
+        await shop.publish(
+            Message("", dlq, b"%d" % number, properties("m", {"hopback-queue": origin}))
+            for number, origin in enumerate(origins)
+        )
+        channel = await (await shop.broker.connect("test")).open_channel()
+        await channel.delete_queue(gone)
+        job = await shop.operations.start(redrive(queue=dlq, pace=Pace(rate=10, in_flight=1)))
+        await _pass(2)
+        assert len(await shop.operations.failures(job.id)) == 1
+        queue = shop.topology.queue(gone)
+        assert queue is not None
+        await channel.declare_queue(queue)
+        shop.broker.cut()
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.run, done.counts.done) == (JobState.COMPLETED, 2, 31)
+        assert await shop.operations.failures(job.id) == ()
 
 
 @in_virtual_time

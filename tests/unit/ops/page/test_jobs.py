@@ -103,6 +103,20 @@ async def test_numbers_of_filtered_job_count_matching_messages() -> None:
         await service.operations.wait(job)
 
 
+@pytest.mark.parametrize(("count", "words"), [(2, "Retry these 2"), (51, "Retry all")])
+async def test_retry_button_covers_failures_that_the_page_does_not_show(
+    count: int, words: str
+) -> None:
+    async with admin(*(dead_letter(n, redrives=3) for n in range(count))) as service:
+        job = await service.operations.start(RedriveRequest(queue=DLQ, reason="x"))
+        await service.operations.wait(job.id)
+        page = (await service.client.get(f"/jobs/{job.id}")).text
+        assert re.findall(r">(Retry [^<]*)</button>", page) == [words]
+        answer = await service.client.post(f"/jobs/{job.id}/retry-failures", data={"reason": "x"})
+        again = await service.operations.wait(answer.headers["location"].rpartition("/")[2])
+        assert again.counts.selected == count
+
+
 async def test_page_refuses_chosen_messages_without_their_session() -> None:
     """The ids were ignored, and the job moved the whole queue."""
     async with admin(*_two_errors(4)) as service:
