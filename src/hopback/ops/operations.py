@@ -449,6 +449,11 @@ class Operations:
         found = await self.journal.jobs(broker=broker, queue=queue, active=active, limit=limit)
         return tuple(record.view for record in found)
 
+    async def resumable_jobs(self) -> tuple[Job, ...]:
+        """Return all jobs of this broker that have stopped and can be resumed, newest first."""
+        found = await self.journal.jobs(broker=self._name, resumable=True)
+        return tuple(record.view for record in found)
+
     async def failures(
         self, job_id: str, *, cursor: int = 0, limit: int = 100
     ) -> tuple[FailedMessage, ...]:

@@ -168,7 +168,7 @@ def _services(
         AlertReader(
             each.broker.name,
             answers.sweep,
-            each.jobs,
+            each.resumable_jobs,
             each.surveys.by_queue,
             each.remember_consumed,
         )

@@ -241,9 +241,10 @@ class Journal:
         queue: str = "",
         active: bool = False,
         interrupted: bool = False,
+        resumable: bool = False,
         limit: int | None = None,
     ) -> tuple[JobRecord, ...]:
-        """Return jobs, newest first."""
+        """Return jobs, newest first. Those that are `resumable` are neither running nor over."""
         wanted, named = ["1 = 1"], dict[str, object]()
         if broker:
             wanted.append("broker = :broker")
@@ -256,7 +257,9 @@ class Journal:
         if interrupted:
             wanted.append(f"(state = :interrupted OR {_IS_ACTIVE} AND leased_until < :now)")
             named["interrupted"] = JobState.INTERRUPTED.value
-        if active or interrupted:
+        if resumable:
+            wanted.append(f"ended_at IS NULL AND {_IS_FREE}")
+        if active or interrupted or resumable:
             named["now"] = self._clock.now()
         most = sys.maxsize if limit is None else limit
         return await self._read_jobs(" AND ".join(wanted), named, most)

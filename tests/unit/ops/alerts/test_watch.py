@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import pytest
 
 from hopback.ops.alerts.book import AlertBook
 from hopback.ops.alerts.sender import mail_of
 from hopback.ops.alerts.values import Alert, AlertKind, AlertNotice, AlertState
 from hopback.ops.alerts.watch import Alerting, AlertReader
-from hopback.ops.contract.values import Moment
+from hopback.ops.contract.requests import RedriveRequest
+from hopback.ops.contract.values import JobState, Moment
+from hopback.ops.http.app import create_app
 from hopback.ops.http.settings import parse_settings
 from hopback.ops.http.sweep import Sweep
+from hopback.ops.jobs.job_record import JobRecord, JobSpec
 from hopback.sql.sqlite import MemoryDatabase
+from hopback.systems.demo.web import lifespan
 from hopback.testing import in_virtual_time
 from tests.unit.ops.cli.raffle import MAIN, Raffle, raffle
 
@@ -30,7 +35,7 @@ def _create_alerting(found: Raffle, book: AlertBook) -> Alerting:
     source = AlertReader(
         "",
         Sweep(operations.queues, operations.clock),
-        operations.jobs,
+        operations.resumable_jobs,
         operations.surveys.by_queue,
         operations.remember_consumed,
     )
@@ -68,6 +73,41 @@ async def test_consumer_gone_remembers_consumers_after_a_restart() -> None:
         assert await _fire_texts(_create_alerting(found, AlertBook(MemoryDatabase()))) == []
         await connection.close()
         assert len(await _fire_texts(_create_alerting(found, AlertBook(MemoryDatabase())))) == 1
+
+
+@in_virtual_time
+async def test_alert_of_failed_job_fires_after_100_newer_jobs() -> None:
+    """It is resolved when the job is cancelled."""
+    rule = {"name": "stopped", "kind": "job-stopped"}
+    target = {"name": "hook", "kind": "webhook", "url": "http://127.0.0.1:1/"}
+    alerts = {"every_seconds": 1, "rules": [rule], "targets": [target], "wait_seconds": 3600}
+    async with raffle() as found:
+        settings = parse_settings({"alerts": alerts}, {}, "test")
+        app = create_app(found.operations, settings=settings, environment={})
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+
+        async def read_states() -> list[tuple[str, str]]:
+            await asyncio.sleep(_TICKS_S)
+            items = (await client.get("/admin/alerts")).json()["items"]
+            return [(each["subject"], each["state"]) for each in items]
+
+        async with lifespan(app), client:
+            await _end_job(found, 0, JobState.FAILED)
+            assert await read_states() == [("j-0", "firing")]
+            for number in range(1, 102):
+                await _end_job(found, number, JobState.COMPLETED)
+            assert await read_states() == [("j-0", "firing")]
+            await found.operations.cancel("j-0")
+            assert await read_states() == [("j-0", "resolved")]
+
+
+async def _end_job(found: Raffle, number: int, state: JobState) -> None:
+    """Write a job of another process that has ended."""
+    request = RedriveRequest(queue=f"q{number}.dlq", reason="repaired")
+    spec = JobSpec(request=request, broker=found.operations.broker.journal_name)
+    job = JobRecord(f"j-{number}", spec)
+    await found.operations.journal.begin(job, "another process")
+    await found.operations.journal.save(job.to(state, 0.0), "another process")
 
 
 def _alert(number: int, broker: str = "") -> Alert:
