@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 
 
 class Answer(NamedTuple):
-    """The result of a run, with the exception or HTTP status that caused it."""
+    """The result of a run, with the exception or HTTP status that caused it.
+
+    `ran` is False if the result was known before the handler was called. The circuit breaker
+    ignores such results, because they do not show whether the handler works.
+    """
 
     outcome: Outcome
     failure: Failure | None = None
     status: int | None = None
     error: BaseException | None = None
+    ran: bool = True
 
 
 DONE = Answer(Done())

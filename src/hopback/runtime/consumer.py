@@ -256,7 +256,7 @@ class Brake:
 
     def observe(self, answer: Answer) -> None:
         """Record the result of a run, and pause or resume the queue if the breaker changes state."""
-        if self._policy is None:
+        if self._policy is None or not answer.ran:
             return
         now, before = self._time(), self._breaker.state
         failed = not isinstance(answer.outcome, Done | Snooze)

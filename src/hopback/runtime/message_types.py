@@ -110,14 +110,15 @@ class TypedRunner:
             name = self._typed.type_of(delivery)
             runner = None if name is None else self._runners.get(name)
         except FAILURES as error:  # raised by a custom function
-            return answer_for(error)
+            return answer_for(error)._replace(ran=False)
         if runner is not None:
             return await runner(delivery)
         if self._typed.unhandled is not None:
-            return Answer(outcome_of(self._typed.unhandled))
+            return Answer(outcome_of(self._typed.unhandled), ran=False)
         found = "it has no type" if name is None else f"its type is {name[:200]!r}"
         known = ", ".join(map(repr, self._runners))
-        return Answer(Park(f"no handler for this message: {found}. Handled types: {known}"))
+        reason = f"no handler for this message: {found}. Handled types: {known}"
+        return Answer(Park(reason), ran=False)
 
     @property
     def waits_for_settlement(self) -> bool:

@@ -150,7 +150,7 @@ class Quarantine:
         self._environment.bus.emit("quarantine.begun", {"queue": self._plan.queue, **fields})
         park = deadly(deaths)
         if park is not None:
-            work.conclude(taken, Answer(park))
+            work.conclude(taken, Answer(park, ran=False))
             await _in_time(work.drain())
             return
         async with self._isolation.isolate(work, returns_of(taken.delivery)) as alone:

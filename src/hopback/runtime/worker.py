@@ -65,7 +65,7 @@ def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
 
 def undecodable(error: Undecodable) -> Answer:
     reason = f"undecodable payload: {error}"
-    return Answer(Park(reason), failure_from_exception(error), error=error)
+    return Answer(Park(reason), failure_from_exception(error), error=error, ran=False)
 
 
 def is_being_cancelled() -> bool:
@@ -142,10 +142,10 @@ class FunctionRunner:
             except Undecodable as error:
                 return undecodable(error)
         context = self._context(delivery, self._plan, self._publish)
+        if handler.replies and (refused := _refuse_reply(context)) is not None:
+            return refused
         token = current_context.set(context)
         try:
-            if handler.replies:
-                check_reply_to(context)  # reject a bad reply address before the handler runs
             if self._is_direct:
                 returned = await handler.call(*handler.arguments(payload, context))
             elif self._is_plain:
@@ -283,6 +283,15 @@ def _caught(
         return call(arguments), None
     except BaseException as error:
         return None, error
+
+
+def _refuse_reply(context: Context) -> Answer | None:
+    """Reject a bad reply address before the handler runs. Returns None if it is allowed."""
+    try:
+        check_reply_to(context)
+    except ReplyRefused as refused:
+        return answer_for(refused)._replace(ran=False)
+    return None
 
 
 async def _reply(context: Context, returned: object) -> None:
@@ -492,8 +501,8 @@ class OneByOne:
                         f"expected a key of type str, int or None, got {type(key).__name__}"
                     )
             except FAILURES as error:
-                failed = taken.with_answer(answer_for(error, self._rules))
-                self._pool.submit(failed)
+                answer = answer_for(error, self._rules)._replace(ran=False)
+                self._pool.submit(taken.with_answer(answer))
             else:
                 self._pool.submit(taken, key)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, BreakerPolicy, Context, Service, ServiceOptions, Snooze
+from hopback import App, BreakerPolicy, Context, Done, Service, ServiceOptions, Snooze
 from hopback.broker import EmbeddedBroker, Ownership
 from hopback.broker.embedded import Fault
 from hopback.broker.supervise import SupervisedState
@@ -213,6 +213,70 @@ async def test_breaker_pauses_queue_after_three_failures() -> None:
         assert untils == [10, 20, 40]
         assert len(test.find_events("consumer.resumed")) == 1
         assert test.dead_letters("orders") == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({}, {"payload": b"{"}),
+        ({"message_type": "paid"}, {"payload": {}, "message_type": "lost"}),
+        ({"key": lambda delivery: delivery.properties.headers["customer"]}, {"payload": {}}),
+        ({"replies": True}, {"payload": {}, "reply_to": "elsewhere"}),
+    ],
+    ids=["undecodable", "unhandled-type", "no-key", "reply-refused"],
+)
+@in_virtual_time
+async def test_messages_that_reach_no_handler_do_not_open_breaker(
+    options: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    """One faulty producer does not stop the messages of the others."""
+    app, runs = App("shop"), list[object]()
+
+    @app.handler("orders", retry=["1h"], breaker=BreakerPolicy(failures=3), **options)
+    async def handle(order: dict[str, int]) -> None:
+        runs.append(order)
+
+    async with AppTest(app) as test:
+        for _ in range(5):
+            await test.publish("orders", **wrong)
+        await test.publish("orders", {"id": 1}, message_type="paid", headers={"customer": "a"})
+        await test.advance(1)
+        assert runs == [{"id": 1}]
+        assert not test.find_events("consumer.paused")
+
+
+@in_virtual_time
+async def test_probe_that_reaches_no_handler_leaves_breaker_half_open() -> None:
+    """The next message is the probe. An unhandled type does not close the breaker either."""
+    app, runs = App("shop"), list[str]()
+    app.types("orders", unhandled=Done())
+
+    @app.handler(
+        "orders",
+        retry=["1h"],
+        message_type="paid",
+        concurrency=1,
+        breaker=BreakerPolicy(failures=1, cool_down=10),
+    )
+    async def handle(order: dict[str, str]) -> None:
+        runs.append(order["id"])
+        if order["id"].startswith("bad"):
+            raise OSError("the database is away")
+
+    async with AppTest(app) as test:
+        await test.publish("orders", {"id": "bad 1"}, message_type="paid")
+        await test.publish("orders", b"{", message_type="paid")
+        await test.publish("orders", {}, message_type="lost")
+        await test.publish("orders", {"id": "bad 2"}, message_type="paid")
+        await test.publish("orders", {"id": "good"}, message_type="paid")
+        await test.advance(11)
+        assert runs == ["bad 1", "bad 2"]
+        untils = [round(one.fields["until"]) for one in test.find_events("consumer.paused")]
+        assert untils == [10, 20]
+        assert not test.find_events("consumer.resumed")
+        await test.advance(20)
+        assert runs == ["bad 1", "bad 2", "good"]
+        assert _breaker(test.service.consumer("orders")) is BreakerState.CLOSED
 
 
 @in_virtual_time
