@@ -193,8 +193,10 @@ class Injector:
                     stack = opened.run if step.scope is Scope.RUN else opened.delivery
                     made[step.provider] = await _call(step, made, context, stack)
         except BaseException as error:
-            await opened.run.__aexit__(type(error), error, error.__traceback__)
-            await opened.delivery.__aexit__(type(error), error, error.__traceback__)
+            try:
+                await opened.run.__aexit__(type(error), error, error.__traceback__)
+            finally:
+                await opened.delivery.__aexit__(type(error), error, error.__traceback__)
             raise
         opened.values = {name: made[provider] for name, provider in self._parameters}
         return opened

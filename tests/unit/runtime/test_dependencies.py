@@ -68,6 +68,23 @@ async def cannot_close() -> AsyncIterator[int]:
     raise ConnectionError("not closed")
 
 
+async def open_connection() -> AsyncIterator[str]:
+    DIARY.append("connection taken")
+    try:
+        yield "connection"
+    finally:
+        DIARY.append("connection given back")
+
+
+async def cannot_roll_back(
+    connection: Annotated[str, Depends(open_connection)],
+) -> AsyncIterator[int]:
+    try:
+        yield 1
+    finally:
+        raise ConnectionError("not rolled back")
+
+
 def cannot_open(lock: Annotated[str, Depends(open_lock)]) -> int:
     raise ConnectionError("no connection")
 
@@ -203,6 +220,25 @@ async def test_provider_that_raises_fails_run_and_closes_others() -> None:
         await test.drain()
         test.assert_parked("orders", reason="no connection")
     assert DIARY == ["locked"]
+
+
+@in_virtual_time
+async def test_failed_cleanup_of_a_run_does_not_leave_dependencies_open() -> None:
+    """A later provider raises, and the cleanup of the run raises as well."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"], attempts=3)
+    async def handle(
+        number: Annotated[int, Depends(cannot_roll_back, scope="run")],
+        other: Annotated[int, Depends(cannot_open, scope="run")],
+    ) -> None: ...
+
+    async with AppTest(app) as test:
+        await test.publish("orders", {})
+        assert await test.drain() == Tally(retried=2, parked=1)
+        test.assert_parked("orders", reason="not rolled back")
+    connections = [line for line in DIARY if line.startswith("connection ")]
+    assert connections == ["connection taken", "connection given back"] * 3
 
 
 @in_virtual_time
