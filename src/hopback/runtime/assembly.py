@@ -161,7 +161,16 @@ class Assembly:
             timeout = timeout_ms / 1000 if isinstance(timeout_ms, int) else None
             return SlowRuns(plan, work, self.environment, deadline=deadline, timeout=timeout)
 
-        return Consumer(plan.queue, limits, make, self.environment, quarantine, watch)
+        single_active = arguments.get("x-single-active-consumer") is True
+        return Consumer(
+            plan.queue,
+            limits,
+            make,
+            self.environment,
+            quarantine,
+            watch,
+            single_active=single_active,
+        )
 
     def _create_settling(self, plan: Plan, *, most_holds: int = 0) -> Settling:
         return Settling(

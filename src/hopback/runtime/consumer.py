@@ -333,9 +333,12 @@ class Consumer:
         environment: Environment,
         quarantine: Quarantine | None,
         make_slow_runs: Callable[[Work], SlowRuns],
+        *,
+        single_active: bool = False,
     ) -> None:
         self.queue = queue
         self._limits = limits
+        self._single_active = single_active
         self._environment = environment
         self._quarantine = quarantine
         self._brake = Brake(limits.breaker, limits.concurrency, self._tell)
@@ -555,7 +558,8 @@ class Consumer:
         """Return True if the broker seems to have forgotten this consumer.
 
         This is the case if the queue has no consumers at all, or if messages are ready although this
-        consumer has been idle since the last check.
+        consumer has been idle since the last check. With a single active consumer, the others are
+        always idle.
         """
         intake = self._intake
         received = self._received + (0 if intake is None else intake.received)
@@ -566,7 +570,8 @@ class Consumer:
         in_hand = session is not None and self._work.holds(session)
         busy = self._work.in_flight or self._work.kept_count or in_hand
         idle = seen == received and not busy
-        return queue.consumers == 0 or (queue.messages > 0 and idle and self._brake.is_closed)
+        due = not self._single_active and self._brake.is_closed
+        return queue.consumers == 0 or (queue.messages > 0 and idle and due)
 
     def _tell(self, name: str, reason: str, **more: Any) -> None:
         self._environment.bus.emit(name, {"queue": self.queue, "reason": reason, **more})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from hopback.errors import TopologyConflict, TopologyError, UnsafeOperation
 from hopback.policy.breaker import BreakerState
 from hopback.runtime.consumer import Consumer, ConsumerState, Leftover
 from hopback.testing import AppTest, Tally, in_virtual_time
+from hopback.topology.expand import harden_queues, recommend_plan
 from hopback.topology.model import Queue, Topology
 from tests.unit.runtime.slow import alone, slow_app
 
@@ -378,6 +380,37 @@ async def test_ready_is_set_when_every_consumer_has_started() -> None:
     service.stop()
     await running
     alone()
+
+
+@in_virtual_time
+async def test_standby_of_single_active_consumer_is_not_lost() -> None:
+    """It takes over when the active consumer stops."""
+    plan = recommend_plan("orders", tiers_ms=(1000,))
+    main, *others = harden_queues(plan)
+    single = replace(main, arguments={**main.arguments, "x-single-active-consumer": True})
+    topology = Topology("shop", queues=(single, *others), plans=(plan,))
+
+    def make_app() -> App:
+        app = App("shop", topology=topology)
+
+        @app.handler("orders", concurrency=1, prefetch=1)
+        async def handle() -> None:
+            await asyncio.sleep(5)
+
+        return app
+
+    broker = EmbeddedBroker()
+    active, standby = (AppTest(make_app(), broker=broker) for _ in range(2))
+    async with active, standby:
+        for _ in range(100):
+            await active.publish("orders", {})
+        await active.advance(280)
+        assert active.find_events("delivery.done")
+        assert not standby.find_events("delivery.done")
+        assert not standby.find_events("consumer.lost")
+        await active.stop()
+        await standby.drain()
+        assert not broker.snapshot().queue("orders").messages
 
 
 @in_virtual_time
