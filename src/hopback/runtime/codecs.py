@@ -191,7 +191,7 @@ def decompress_body(body: bytes, encoding: str | None, max_bytes: int = MAX_DECO
     """
     how = (encoding or "").strip().lower()
     if how in ("gzip", "x-gzip", "deflate"):
-        return _inflate(body, how, max_bytes)
+        return _decompress_members(body, how, max_bytes, _inflate, zlib.error)
     if how == "zstd":
         try:
             zstandard = _zstandard()
@@ -199,16 +199,15 @@ def decompress_body(body: bytes, encoding: str | None, max_bytes: int = MAX_DECO
             raise Undecodable(str(error)) from error
         # Limit the window size, because a frame can ask for gigabytes of memory.
         opening = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-        try:
+
+        def read_frame(data: bytes, most: int) -> tuple[bytes, Any]:
             # The reader enforces the size limit, and the object detects incomplete frames.
-            _check_size(bytes(opening.stream_reader(body).read(max_bytes + 1)), max_bytes)
+            found = bytes(opening.stream_reader(data).read(most))
             reading = opening.decompressobj()
-            found = bytes(reading.decompress(body))
-            if not reading.eof:
-                raise Undecodable("it ends in the middle of its zstd data")
-            return found
-        except (zstandard.ZstdError, MemoryError) as error:
-            raise Undecodable(f"it cannot be decompressed as zstd: {error}"[:200]) from error
+            return found if len(found) == most else bytes(reading.decompress(data)), reading
+
+        errors = (zstandard.ZstdError, MemoryError)
+        return _decompress_members(body, how, max_bytes, read_frame, errors)
     return body
 
 
@@ -216,34 +215,44 @@ _WINDOW = 8 * 1024 * 1024
 """The window size in bytes that every zstd decoder should support."""
 
 
-def _inflate(body: bytes, how: str, max_bytes: int) -> bytes:
-    """Decompress gzip or deflate data with a size limit."""
+def _inflate(data: bytes, most: int) -> tuple[bytes, Any]:
+    # 32 enables automatic detection of gzip and zlib headers.
+    inflating = zlib.decompressobj(zlib.MAX_WBITS + 32)
+    return inflating.decompress(data, most), inflating
+
+
+def _decompress_members(
+    body: bytes,
+    how: str,
+    max_bytes: int,
+    read: Callable[[bytes, int], tuple[bytes, Any]],
+    errors: type[Exception] | tuple[type[Exception], ...],
+) -> bytes:
+    """Decompress all members of a body with a size limit.
+
+    `read` decompresses the first member of its argument, up to a number of bytes. It returns them
+    with the decompressor.
+    """
     found, rest, members = b"", body, 0
     try:
         while rest:
             if members == _MOST_MEMBERS:
                 raise Undecodable(f"it has more than {_MOST_MEMBERS} members of {how} data")
             members += 1
-            # 32 enables automatic detection of gzip and zlib headers.
-            inflating = zlib.decompressobj(zlib.MAX_WBITS + 32)
-            found += inflating.decompress(rest, max_bytes + 1 - len(found))
-            _check_size(found, max_bytes)
-            if not inflating.eof:
+            part, reading = read(rest, max_bytes + 1 - len(found))
+            found += part
+            if len(found) > max_bytes:
+                raise Undecodable(f"decompressed it is larger than {max_bytes} bytes")
+            if not reading.eof:
                 raise Undecodable(f"it ends in the middle of its {how} data")
-            rest = inflating.unused_data
-    except zlib.error as error:
+            rest = reading.unused_data
+    except errors as error:
         raise Undecodable(f"it cannot be decompressed as {how}: {error}"[:200]) from error
     return found
 
 
 _MOST_MEMBERS = 16
-"""Maximum number of gzip members. There is usually only one."""
-
-
-def _check_size(found: bytes, max_bytes: int) -> bytes:
-    if len(found) > max_bytes:
-        raise Undecodable(f"decompressed it is larger than {max_bytes} bytes")
-    return found
+"""Maximum number of gzip members or zstd frames. There is usually only one."""
 
 
 def _zstandard() -> Any:

@@ -52,10 +52,8 @@ def fitter(wanted: Any) -> _Fit:
     Raises:
         TypeError: If the type is not supported.
     """
-    known = _KNOWN.get(wanted)
-    if known is None:
-        known = _KNOWN[wanted] = _new_fitter(wanted)
-    return known
+    known = _KNOWN.get(wanted) if isinstance(wanted, type) else None
+    return _new_fitter(wanted) if known is None else known
 
 
 def _fit_anything(value: Any, path: str) -> Any:
@@ -275,7 +273,8 @@ class _Absent:
     """Marks a missing value."""
 
 
-_KNOWN: dict[Any, _Fit] = {}
+_KNOWN: dict[type, _Fit] = {}
+"""Converters of dataclasses. Other types are not cached: `A | B` equals `B | A`."""
 _PLAIN: dict[Any, str] = {
     dict: "an object",
     list: "a list",

@@ -174,6 +174,13 @@ def test_undecodable_reason_never_contains_payload(wanted: Any, body: bytes) -> 
     assert "secret" not in str(caught.value)
 
 
+def test_order_of_union_decides_whatever_was_declared_before() -> None:
+    """Python considers unions of the same types equal, also inside other types."""
+    for first, second in ((date, str), (str, date)):
+        assert type(decoder_for(first | second)(b'"2026-01-02"')) is first
+        assert type(decoder_for(list[first | second])(b'["2026-01-02"]')[0]) is first  # type: ignore[valid-type]
+
+
 def test_unsupported_payload_type_is_refused_at_declaration() -> None:
     with pytest.raises(TypeError, match="cannot decode a payload into"):
         decoder_for(complex)
