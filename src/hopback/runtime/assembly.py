@@ -111,7 +111,10 @@ class Assembly:
             settled = runner.close_delivery_scope
         work = partial(OneByOne, handler.queue, options, run, settling, settled)
         limits = ConsumerLimits(options.window, options.concurrency, options.breaker)
-        return self._build(plan, limits, work, options.deadline)
+        deadlines = [options.deadline or 0.0]
+        if isinstance(handler, TypedHandlers):
+            deadlines += [one.options.deadline or 0.0 for one in handler.handlers.values()]
+        return self._build(plan, limits, work, max(deadlines))
 
     def _batch_consumer(self, handler: BatchHandler, plan: Plan) -> Consumer:
         options = handler.options

@@ -33,8 +33,10 @@ from hopback.runtime.slow_runs import CurrentRun
 from hopback.runtime.worker import (
     NOT_PUBLISHED,
     FunctionRunner,
+    Overdue,
     answer_for,
     is_being_cancelled,
+    report_overdue,
     undecodable,
 )
 from hopback.waiting import first_of, loop_time
@@ -75,15 +77,24 @@ class Isolating:
     splits: int = field(default=0, init=False)
     opened: list[Opened] = field(default_factory=list, init=False)
     """Dependencies that are closed when the batch is settled."""
+    overdue: Overdue | None = field(default=None, init=False)
+    """The error of a call that was stopped at its deadline."""
 
     async def answers(self, payloads: list[Any]) -> list[Answer]:
         """Return a result for each payload, in order."""
         if not payloads:
             return []
+        deadline = self.handler.options.deadline
         try:
-            # Pass a copy, because the handler may modify the list.
-            async with asyncio.timeout(self.handler.options.deadline):
-                returned = await self._call(list(payloads))
+            try:
+                # Pass a copy, because the handler may modify the list.
+                async with asyncio.timeout(deadline) as limit:
+                    returned = await self._call(list(payloads))
+            except TimeoutError as error:
+                if deadline is None or not limit.expired():
+                    raise
+                self.overdue = Overdue(deadline)
+                raise self.overdue from error
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -567,6 +578,9 @@ class Batches:
             answers = answers or [answer_for(error)] * len(alive)
         finally:
             run.has_ended = True
+            if (overdue := isolating.overdue) is not None:
+                queue = self._handler.queue
+                report_overdue(self._bus, queue, deliveries[0], overdue.deadline, stopped=True)
         duration = loop_time() - began
         await self._conclude_all([one.taken for one in alive], answers, duration)
         self._bus.emit(

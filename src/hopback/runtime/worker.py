@@ -52,12 +52,16 @@ if TYPE_CHECKING:
 def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
     """Convert an exception to a result, based on the rules.
 
-    An outcome that was raised is not a failure and does not get a failure record.
+    An outcome that was raised is not a failure and does not get a failure record. Rules do not
+    apply to a missed deadline.
     """
     outcome = raised_outcome(error)
     if outcome is not None:
         return Answer(outcome)
     failure = failure_from_exception(error)
+    if isinstance(error, Overdue):
+        reason = f"the handler did not finish within its deadline of {error.deadline:g} s"
+        return Answer(Retry(reason), failure, error=error)
     if isinstance(error, ReplyRefused | InvalidDeclaration | WrongCall):
         return Answer(Park(str(error)), failure, error=error)  # a retry would fail the same way
     return Answer(classify(error, rules, failure), failure, error=error)
@@ -164,10 +168,9 @@ class FunctionRunner:
             if (made := publishes_of(context)) is not None and await close_unstarted(made):
                 return NOT_PUBLISHED
             return finished(returned)
-        except _Overdue as overdue:
+        except Overdue as overdue:
             self._report(delivery, overdue.deadline, stopped=True)
-            reason = f"the handler did not finish within its deadline of {overdue.deadline:g} s"
-            return Answer(Retry(reason), failure_from_exception(overdue), error=overdue)
+            return answer_for(overdue)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -217,7 +220,7 @@ class FunctionRunner:
                 return await call(*arguments)
         except TimeoutError as error:
             if limit.expired():
-                raise _Overdue(deadline) from error
+                raise Overdue(deadline) from error
             raise
 
     async def _in_thread(
@@ -248,16 +251,22 @@ class FunctionRunner:
         return returned
 
     def _report(self, delivery: Delivery, deadline: float, *, stopped: bool) -> None:
-        self._bus.emit(
-            "handler.overdue",
-            {
-                "queue": self._handler.queue,
-                "message_id": delivery.properties.message_id,
-                "duration": deadline,
-                "deadline": deadline,
-                "stopped": stopped,
-            },
-        )
+        report_overdue(self._bus, self._handler.queue, delivery, deadline, stopped=stopped)
+
+
+def report_overdue(
+    bus: Bus, queue: str, delivery: Delivery, deadline: float, *, stopped: bool
+) -> None:
+    bus.emit(
+        "handler.overdue",
+        {
+            "queue": queue,
+            "message_id": delivery.properties.message_id,
+            "duration": deadline,
+            "deadline": deadline,
+            "stopped": stopped,
+        },
+    )
 
 
 def _answer_of(returned: Any) -> Answer:
@@ -339,7 +348,7 @@ NOT_PUBLISHED: Final = Answer(
 )
 
 
-class _Overdue(Exception):
+class Overdue(TimeoutError):
     """Raised when the handler was stopped at its deadline."""
 
     def __init__(self, deadline: float) -> None:

@@ -245,6 +245,7 @@ async def test_predicate_that_raises_does_not_split_batch() -> None:
 
 @in_virtual_time
 async def test_batch_past_its_deadline_is_retried_whole() -> None:
+    """It is reported like a single handler, and rules for timeouts do not apply."""
     calls = 0
 
     async def insert(_rows: list[int]) -> None:
@@ -252,9 +253,23 @@ async def test_batch_past_its_deadline_is_retried_whole() -> None:
         calls += 1
         await asyncio.sleep(1000 if calls == 1 else 0)
 
-    async with AppTest(_app(insert, size=4, deadline=5)) as test:
+    rules = [Rule(TimeoutError, Verdict.PARK)]
+    async with AppTest(_app(insert, size=4, deadline=5, rules=rules)) as test:
         await _publish(test, range(4))
         assert await test.drain() == Tally(retried=4, done=4)
+        test.assert_retried("users", reason="did not finish within its deadline of 5 s", times=4)
+        (overdue,) = test.find_events("handler.overdue", queue="users")
+        assert (overdue.fields["message_id"], overdue.fields["stopped"]) == ("0", True)
+
+
+@in_virtual_time
+async def test_timeout_error_of_batch_handler_is_not_its_deadline() -> None:
+    table = _Table({1}, TimeoutError)
+    rules = [Rule(TimeoutError, Verdict.PARK)]
+    async with AppTest(_app(table.insert, size=2, deadline=5, rules=rules)) as test:
+        await _publish(test, range(2))
+        assert await test.drain() == Tally(parked=2)
+        assert not test.find_events("handler.overdue")
 
 
 # --- preparing --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from hopback import App, Context, Done, Router, Rule, Verdict, by_header
 from hopback.errors import InvalidDeclaration
-from hopback.runtime import by_cloudevents
+from hopback.runtime import Health, by_cloudevents
 from hopback.testing import AppTest, Tally, in_virtual_time
 
 if TYPE_CHECKING:
@@ -123,6 +124,27 @@ async def test_type_function_that_raises_fails_run() -> None:
 
 
 async def _nothing(payload: bytes) -> None: ...
+
+
+@pytest.mark.parametrize("types", [("quick", "long"), ("long", "quick")], ids=" ".join)
+@in_virtual_time
+async def test_handler_is_not_slow_before_longest_deadline(types: tuple[str, str]) -> None:
+    """All types share the slots of the queue. The order of declaration does not matter."""
+    app, deadlines = App("shop"), {"quick": "5s", "long": "25m"}
+
+    for name in types:
+
+        @app.handler("events", message_type=name, concurrency=1, deadline=deadlines[name])
+        async def handle() -> None:
+            await asyncio.sleep(1200)
+
+    app.queue("events")
+    async with AppTest(app) as test:
+        await test.publish("events", {}, message_type="long")
+        await test.advance(1100)
+        assert not test.find_events("handler.slow")
+        assert Health(test.service, time=asyncio.get_running_loop().time).ready().ok
+        assert await test.drain() == Tally(done=1)
 
 
 @in_virtual_time
