@@ -27,10 +27,10 @@ from hopback.runtime.health import ControlEndpoint, Health
 from hopback.runtime.processes import ParentConnection, deaths_in
 from hopback.runtime.quarantine import SupervisorLink
 from hopback.runtime.queue_readings import (
+    HeldBackWatch,
     PolicyWatch,
     QueueReadings,
     consumer_timeouts,
-    held_back,
 )
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
@@ -186,17 +186,13 @@ def _receivers(
             if consumer.queue in timeouts:
                 consumer.slow_runs.know_timeout(timeouts[consumer.queue])
 
-    def show_held_back(readings: Sequence[QueueReading] | None) -> None:
-        if metrics is not None:
-            for queue, messages in held_back(readings, watched()).items():
-                metrics.set_held_back(queue, messages)
-
     def show_changed_waits(queues: int | None) -> None:
         if metrics is not None:
             metrics.set_changed_waits(queues)
 
     yield know_timeouts
-    yield show_held_back
+    if metrics is not None:
+        yield HeldBackWatch(watched, metrics.set_held_back).receive
     yield PolicyWatch(lambda: service().topology, bus, show_changed_waits).receive
 
 

@@ -149,10 +149,14 @@ _ROWS = (
         ("queue", "reason"),
     ),
     EventDescription(
-        "consumer.paused", "Consumption of a queue was paused.", ("queue", "reason", "until")
+        "consumer.paused",
+        "Consumption of a queue was paused.",
+        ("queue", "reason", "by", "until"),
     ),
     EventDescription(
-        "consumer.resumed", "Consumption of a paused queue was resumed.", ("queue", "reason")
+        "consumer.resumed",
+        "A pause of a queue has ended. Consumption resumes if no other pause remains.",
+        ("queue", "reason", "by"),
     ),
     EventDescription(
         "consumer.removed",

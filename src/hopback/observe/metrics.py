@@ -184,6 +184,8 @@ class Metrics:
         self._deliveries = _Deliveries()
         self.registry.register(self._deliveries)
         self._error, self._exchange, self._consumer = Bounded(), Bounded(), Bounded()
+        self._pauses: dict[str, set[str]] = {}
+        """The origins of the current pauses of each queue."""
         self._on: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "delivery.done": partial(self._outcome, "done"),
             "delivery.retried": self._on_retried,
@@ -205,6 +207,7 @@ class Metrics:
             "consumer.lost": partial(self._count, "consumers_lost"),
             "consumer.paused": partial(self._on_paused, True),
             "consumer.resumed": partial(self._on_paused, False),
+            "consumer.removed": self._on_removed,
             "connection.state": self._on_connection,
             "batch.handled": self._on_batch,
             "topology.restored": self._on_restored,
@@ -284,7 +287,14 @@ class Metrics:
         self._counters["publish_failures"].labels(exchange).inc()
 
     def _on_paused(self, paused: bool, fields: Mapping[str, Any]) -> None:
-        self._gauges["paused"].labels(fields["queue"]).set(paused)
+        pauses = self._pauses.setdefault(fields["queue"], set())
+        (pauses.add if paused else pauses.discard)(fields["by"])
+        self._gauges["paused"].labels(fields["queue"]).set(bool(pauses))
+
+    def _on_removed(self, fields: Mapping[str, Any]) -> None:
+        self._pauses.pop(fields["queue"], None)
+        for gauge in ("paused", "in_flight"):
+            self._gauges[gauge].labels(fields["queue"]).set(0)
 
     def _on_connection(self, fields: Mapping[str, Any]) -> None:
         for state in _STATES:

@@ -225,7 +225,7 @@ class Intake:
 
 
 class Tell(Protocol):
-    def __call__(self, name: str, reason: str, **more: float | None) -> None:
+    def __call__(self, name: str, reason: str, **more: float | str | None) -> None:
         """Emit an event."""
 
 
@@ -266,10 +266,11 @@ class Brake:
         if self._breaker.state is BreakerState.OPEN:
             self._limit(0)
             self._probing = asyncio.get_running_loop().call_at(self._breaker.until, self._probe)
-            self._tell("consumer.paused", "everything fails", until=self._breaker.until - now)
+            until = self._breaker.until - now
+            self._tell("consumer.paused", "everything fails", by="breaker", until=until)
         else:
             self._limit(self._concurrency)
-            self._tell("consumer.resumed", "a probe worked")
+            self._tell("consumer.resumed", "a probe worked", by="breaker")
 
     def _probe(self) -> None:
         """Let a few messages through after the cool-down."""
@@ -583,7 +584,7 @@ class Consumer:
         if self._wanted.is_set() and not self._closing:
             self._wanted.clear()
             self.started.set()
-            self._tell("consumer.paused", reason, until=None)
+            self._tell("consumer.paused", reason, by="command", until=None)
             self._give_up(_Ending(reason, lost=False))
 
     async def wait_paused(self) -> None:
@@ -593,7 +594,7 @@ class Consumer:
     def resume(self, reason: str) -> None:
         if not self._wanted.is_set():
             self._wanted.set()
-            self._tell("consumer.resumed", reason)
+            self._tell("consumer.resumed", reason, by="command")
 
     async def stop_intake(self) -> None:
         """Stop receiving deliveries and starting handlers."""

@@ -62,6 +62,25 @@ def held_back(
     return {one.queue: counts.get(one.queue) for one in watched if one.role != "dead-letter"}
 
 
+class HeldBackWatch:
+    """Reports the dead letters that source queues hold back."""
+
+    def __init__(
+        self,
+        watched: Callable[[], Iterable[Watched]],
+        tell: Callable[[str, int | None], object],
+    ) -> None:
+        self._watched = watched
+        self._tell = tell
+        self._found: dict[str, int | None] = {}
+
+    def receive(self, readings: Sequence[QueueReading] | None) -> None:
+        # The numbers of queues that were removed from the service become unknown.
+        self._found = dict.fromkeys(self._found) | held_back(readings, self._watched())
+        for queue, messages in self._found.items():
+            self._tell(queue, messages)
+
+
 def consumer_timeouts(readings: Sequence[QueueReading] | None) -> Iterator[tuple[str, float]]:
     """Yield each queue with a consumer timeout, in seconds.
 

@@ -15,7 +15,12 @@ from hopback.endpoint import Request, is_loopback
 from hopback.private_files import control_socket
 from hopback.runtime.depths import Depths, Watched, queues_to_watch
 from hopback.runtime.health import ControlEndpoint, Health
-from hopback.runtime.queue_readings import QueueReadings, consumer_timeouts, held_back
+from hopback.runtime.queue_readings import (
+    HeldBackWatch,
+    QueueReadings,
+    consumer_timeouts,
+    held_back,
+)
 from hopback.testing import AppTest, in_virtual_time
 
 if TYPE_CHECKING:
@@ -309,3 +314,15 @@ async def test_held_back_messages_are_read_from_management_api() -> None:
     assert held_back(first, queues) == {"orders": 3}
     assert second is None
     assert held_back(second, queues) == {"orders": None}
+
+
+async def test_held_back_messages_of_removed_queue_become_unknown() -> None:
+    told: list[tuple[object, ...]] = []
+    queues = [Watched("orders", "main"), Watched("orders.retry.1s", "retry")]
+    (readings,) = await _readings([{"name": "orders", "vhost": "/", "messages_dlx": 3}])
+    watch = HeldBackWatch(lambda: queues, lambda *found: told.append(found))
+    watch.receive(readings)
+    assert told == [("orders", 3), ("orders.retry.1s", None)]
+    queues.clear()
+    watch.receive(readings)
+    assert told[2:] == [("orders", None), ("orders.retry.1s", None)]

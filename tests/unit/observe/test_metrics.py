@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
 import pytest
 
+from hopback import App, BreakerPolicy
 from hopback.clock import SystemClock
 from hopback.observe.events import EVENTS, Bus
 from hopback.observe.logs import JsonLog
 from hopback.observe.metrics import Bounded, Metrics
+from hopback.policy.breaker import BreakerState
+from hopback.testing import AppTest, in_virtual_time
 
 _DELIVERY: dict[str, Any] = {"queue": "orders", "duration": 0.02, "error": "ValueError"}
 
@@ -123,14 +127,61 @@ def test_connection_has_one_state_at_a_time() -> None:
 
 def test_pauses_losses_and_deadlines_are_counted() -> None:
     metrics = Metrics()
-    metrics("consumer.paused", {"queue": "orders"})
+    metrics("consumer.paused", {"queue": "orders", "by": "command"})
     assert _value(metrics, "hopback_paused", queue="orders") == 1
-    metrics("consumer.resumed", {"queue": "orders"})
+    metrics("consumer.resumed", {"queue": "orders", "by": "command"})
     assert _value(metrics, "hopback_paused", queue="orders") == 0
     metrics("consumer.lost", {"queue": "orders"})
     metrics("handler.overdue", {"queue": "orders"})
     assert _value(metrics, "hopback_consumers_lost_total", queue="orders") == 1
     assert _value(metrics, "hopback_overdue_total", queue="orders") == 1
+
+
+@in_virtual_time
+async def test_queue_is_paused_until_command_and_breaker_resume_it() -> None:
+    """Neither ends the pause of the other."""
+    app, metrics = App("shop"), Metrics()
+
+    @app.handler(
+        "orders", retry=["1h"], concurrency=1, breaker=BreakerPolicy(failures=1, cool_down=10)
+    )
+    async def handle(works: bool) -> None:
+        await asyncio.sleep(5)
+        if not works:
+            raise OSError("the database is away")
+
+    def paused() -> float | None:
+        return _value(metrics, "hopback_paused", queue="orders")
+
+    async with AppTest(app) as test:
+        test.service.environment.bus.subscribe(metrics)
+        consumer = test.service.consumer("orders")
+        await test.publish("orders", False)
+        await test.publish("orders", True)
+        await test.advance(6)
+        consumer.pause("maintenance")
+        consumer.resume("maintenance is over")
+        assert (consumer.breaker, paused()) == (BreakerState.OPEN, 1)
+        await test.advance(11)
+        consumer.pause("maintenance")
+        await test.advance(10)
+        assert (consumer.breaker, paused()) == (BreakerState.CLOSED, 1)
+        consumer.resume("maintenance is over")
+        assert paused() == 0
+
+
+@in_virtual_time
+async def test_removed_queue_is_neither_paused_nor_in_flight() -> None:
+    tenant, metrics = App("tenant"), Metrics()
+    tenant.handler("north", retry=["1s"])(lambda: None)
+    async with AppTest(App("host")) as test:
+        test.service.environment.bus.subscribe(metrics)
+        await test.service.add(tenant)
+        test.service.consumer("north").pause("maintenance")
+        metrics.set_in_flight("north", 1)
+        await test.service.remove(tenant)
+    assert _value(metrics, "hopback_paused", queue="north") == 0
+    assert _value(metrics, "hopback_in_flight", queue="north") == 0
 
 
 def test_batches_are_measured() -> None:
@@ -162,7 +213,7 @@ def test_metrics_subscribe_to_existing_events() -> None:
     wanted = {name for name in EVENTS if metrics.wants(name)}
     of_topology = {"topology.warning", "topology.unusable"}
     others = {"handler.failed", "quarantine.begun", "shutdown.step"}
-    others |= {"consumer.started", "consumer.removed"}
+    others |= {"consumer.started"}
     assert wanted == set(EVENTS) - others - of_topology
     metrics("shutdown.step", {"step": 1})
 
