@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hopback.broker.rabbitmq import RabbitMQ
@@ -124,7 +125,7 @@ class AppThread(EventRecord):
     """Runs an application in a background thread.
 
     Use it as a context manager. Events are added to `events` while the application is running.
-    `overrides` replaces dependencies.
+    `overrides` replaces dependencies. If the application fails, its error is raised in the test.
     """
 
     def __init__(self, app: App, url: str, *, overrides: Overrides | None = None) -> None:
@@ -136,6 +137,7 @@ class AppThread(EventRecord):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._service: Service | None = None
         self._error: BaseException | None = None
+        self._ended = False
         self._news = threading.Condition()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"hopback {app.name}")
@@ -144,19 +146,31 @@ class AppThread(EventRecord):
         self._thread.start()
         if not self._ready.wait(_PATIENCE_S):
             raise TimeoutError(f"expected the application to start within {_PATIENCE_S:g} s")
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stop()
+        if kind is None:
+            self._raise_error()
 
     def stop(self) -> Report | None:
-        """Stop the application gracefully and return its report."""
-        if self._loop is not None and self._service is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._service.stop)
-        self._thread.join(_PATIENCE_S)
+        """Stop the application gracefully and return its report. Raises the error if it failed."""
+        self._stop()
+        self._raise_error()
         return self.report
+
+    def _stop(self) -> None:
+        if self._loop is not None and self._service is not None:
+            with suppress(RuntimeError):  # the loop is closed if the application has ended
+                self._loop.call_soon_threadsafe(self._service.stop)
+        self._thread.join(_PATIENCE_S)
+
+    def _raise_error(self) -> None:
+        """Raise the error of the application, but only once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def wait_for(
         self, name: str, *, times: int = 1, within: Duration = _PATIENCE_S, **fields: Any
@@ -164,7 +178,8 @@ class AppThread(EventRecord):
         """Wait for `times` events with the given name and fields, and return them.
 
         Raises:
-            TimeoutError: If the events do not occur in time.
+            TimeoutError: If the events do not occur in time, or the application has ended.
+            BaseException: The error of the application, if it failed.
         """
         seconds = read_seconds(within, "within", where="wait_for")
 
@@ -172,10 +187,13 @@ class AppThread(EventRecord):
             return self.find_events(name, **fields)
 
         with self._news:
-            if not self._news.wait_for(lambda: len(found()) >= times, seconds):
+            self._news.wait_for(lambda: self._ended or len(found()) >= times, seconds)
+            if len(found()) < times:
+                self._raise_error()
                 told = ", ".join(one.summary for one in tuple(self.events)) or "none"
+                limit = "before the application ended" if self._ended else f"within {seconds:g} s"
                 raise TimeoutError(
-                    f"expected {times} {name} with {fields or 'any fields'} within {seconds:g} s,"
+                    f"expected {times} {name} with {fields or 'any fields'} {limit},"
                     f" got {len(found())}. Events: {told}"
                 )
         return found()
@@ -193,6 +211,9 @@ class AppThread(EventRecord):
             self._error = error  # raised by the waiting thread
         finally:
             self._ready.set()
+            with self._news:
+                self._ended = True
+                self._news.notify_all()
 
     async def _serve(self) -> None:
         environment = Environment(bus=Bus(self._note), host="test")
