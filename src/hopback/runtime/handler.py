@@ -60,8 +60,8 @@ _AHEAD_S = 10
 """Maximum number of seconds of work to prefetch if there is a rate limit."""
 
 _LONGEST_TURN_S = 300
-"""Maximum number of seconds between batches if there is a rate limit. Much shorter than the
-consumer timeout.
+"""Maximum number of seconds that a delivery waits for its batch or its turn in a rate limit. Much
+shorter than the consumer timeout of RabbitMQ (30 minutes by default), which would requeue it.
 """
 
 
@@ -90,7 +90,11 @@ class BatchOptions:
 
     def __post_init__(self) -> None:
         require("size", _is_number(self.size, 1), "a whole number from 1", self.size)
-        require("wait", 0 <= self.wait < math.inf, "0 or more seconds", self.wait)
+        fits = 0 <= self.wait <= _LONGEST_TURN_S
+        expected = (
+            f"0 to {_LONGEST_TURN_S} seconds, because RabbitMQ limits how long a message is unacked"
+        )
+        require("wait", fits, expected, self.wait)
         require("batchers", _is_number(self.batchers, 1), "a whole number from 1", self.batchers)
         if self.rate is not None:
             slow = self.size / self.rate > _LONGEST_TURN_S
@@ -254,6 +258,10 @@ class HandlerOptions:
         require("concurrency", fits, "a whole number from 1", self.concurrency)
         window = self.prefetch is None or _is_number(self.prefetch, 1, 65_535)
         require("prefetch", window, "a number from 1 to 65535", self.prefetch)
+        if self.prefetch is not None and self.rate is not None:
+            slow = self.prefetch / self.rate > _LONGEST_TURN_S
+            expected = f"at most {int(_LONGEST_TURN_S * self.rate)} messages, those of 5 minutes"
+            require("prefetch", not slow, f"{expected} at this rate", self.prefetch)
         fits = self.key is None or callable(self.key)
         require("key", fits, "a function of the delivery, or None", self.key)
         _require_common(self)

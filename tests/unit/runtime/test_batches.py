@@ -326,7 +326,7 @@ async def test_prepare_that_returns_none_gives_a_row() -> None:
 @in_virtual_time
 async def test_open_batch_is_handled_at_shutdown() -> None:
     table = _Table()
-    async with AppTest(_app(table.insert, size=100, wait="1h")) as test:
+    async with AppTest(_app(table.insert, size=100, wait="5m")) as test:
         await _publish(test, range(7))
         await test.advance(1)
         assert table.calls == []
@@ -343,7 +343,7 @@ async def test_handler_beyond_grace_does_not_prevent_flush_of_batches() -> None:
     Each step is an event with the number of running handlers.
     """
     table = _Table()
-    app = _app(table.insert, size=100, wait="1h")
+    app = _app(table.insert, size=100, wait="5m")
 
     @app.handler("slow", retry=["10s"])
     async def hang() -> None:
@@ -370,7 +370,7 @@ async def test_batches_beyond_grace_are_reported() -> None:
     async def insert(_rows: list[int]) -> None:
         await asyncio.sleep(1000)
 
-    app = _app(insert, size=4, batchers=1, wait="1h")
+    app = _app(insert, size=4, batchers=1, wait="5m")
     async with AppTest(app, options=ServiceOptions(grace=5)) as test:
         await _publish(test, range(7))
         await test.advance(1)

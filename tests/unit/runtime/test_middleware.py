@@ -348,7 +348,7 @@ async def test_middleware_waiting_for_batch_ends_at_shutdown() -> None:
         finally:
             ended.append(1)
 
-    app, calls = _batches(note, size=10, wait="1h")
+    app, calls = _batches(note, size=10, wait="5m")
     async with AppTest(app) as test:
         await test.publish("rows", 1)
         await test.advance(1)

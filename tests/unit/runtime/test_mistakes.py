@@ -252,6 +252,18 @@ def _two_declarations(app: Any) -> None:
             'rule: verdict: expected "retry" or "park", got \'drop\'',
         ),
         (
+            lambda app: app.batch("users", size=100, wait="1h"),
+            InvalidDeclaration,
+            "batch handler of queue 'users': wait: expected 0 to 300 seconds, because RabbitMQ"
+            " limits how long a message is unacked, got 3600.0",
+        ),
+        (
+            lambda app: app.handler("orders", rate="1/m", prefetch=6),
+            InvalidDeclaration,
+            "handler of queue 'orders': prefetch: expected at most 5 messages, those of 5 minutes"
+            " at this rate, got 6",
+        ),
+        (
             lambda _app: BreakerPolicy(cool_down="soon"),
             InvalidDeclaration,
             "BreakerPolicy: cool_down: expected a duration like 250ms, 30s, 5m, 1h30m or 7d"
