@@ -35,7 +35,7 @@ from hopback.ops.contract.values import (
 )
 from hopback.ops.http.api import ApiAnswer, ApiTable, Call, answer_event
 from hopback.ops.http.events import AT_ONCE_S, job_events, search_events
-from hopback.ops.http.permissions import visible_jobs
+from hopback.ops.http.permissions import searchable_queues, visible_jobs
 from hopback.ops.http.problems import Refused
 
 if TYPE_CHECKING:
@@ -84,9 +84,7 @@ async def _search_messages(call: Call[Empty, SearchRequest]) -> Response:
     """
     asked = structs.replace(call.body, queues=await queues_of_search(call))
     if not asked.queues:
-        known = await call.operations.queues()
-        names = [one.queue for one in known if call.principal.allows(Role.OPERATOR, one.queue)]
-        asked = structs.replace(asked, queues=tuple(names))
+        asked = structs.replace(asked, queues=await searchable_queues(call, missing=True))
     events = search_events(call.operations.search(asked))
     # Wait for a moment, so that an invalid request can still be refused with an error status.
     first = asyncio.ensure_future(anext(events))

@@ -54,6 +54,20 @@ def may_begin(
     return principal.allows_somewhere(role)
 
 
+async def searchable_queues(asked: TouchingRequest, *, missing: bool = False) -> tuple[str, ...]:
+    """Return the dead-letter queues to search for a caller that has not named any.
+
+    A search without queues reads all of them. Raises Refused if the caller may search none. With
+    `missing`, queues that are not on the broker are included, and the search reports them.
+    """
+    known, principal = await asked.operations.queues(), asked.principal
+    existing = (one.queue for one in known if one.exists or missing)
+    queues = tuple(queue for queue in existing if principal.allows(Role.OPERATOR, queue))
+    if not queues and not principal.allows_everywhere(Role.OPERATOR):
+        raise forbidden(f"Expected the role {Role.OPERATOR} for at least one dead-letter queue.")
+    return queues
+
+
 async def visible_jobs(
     operations: DeadLetters,
     principal: Principal,

@@ -14,8 +14,8 @@ from hopback.ops.contract.requests import USUAL_SESSION, GroupBy, SessionRequest
 from hopback.ops.contract.roles import Role
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import DeadLetter, Group, OnProgress, Page, SessionView
-from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import page_search_events
+from hopback.ops.http.permissions import searchable_queues
 from hopback.ops.http.problems import Refused
 from hopback.ops.messages.filters import parse_filter, value_in
 from hopback.ops.messages.plain import amqp_type, plain_headers, plain_properties, plain_text
@@ -79,14 +79,7 @@ async def _queue_field(visit: Visit) -> tuple[str, ...]:
 async def _search_events(visit: Visit) -> Response:
     """Stream the results of a search in one queue, or in all queues that the visitor may browse."""
     named = visit.field("in")
-    if named:
-        queues: tuple[str, ...] = (named,)
-    else:
-        known = await visit.operations.queues()
-        allowed = (one for one in known if visit.principal.allows(Role.OPERATOR, one.queue))
-        queues = tuple(one.queue for one in allowed if one.exists)
-    if not queues:
-        raise forbidden("A search needs the role operator for a queue.")
+    queues = (named,) if named else await searchable_queues(visit)
     found = visit.operations.search(SearchRequest(visit.field("find").strip(), queues))
     return visit.services.shared.streams.open(page_search_events(found, named), visit.principal)
 

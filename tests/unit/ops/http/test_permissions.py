@@ -364,3 +364,24 @@ async def test_caller_with_smallest_sufficient_role_and_scope_is_accepted() -> N
                 wrong.append((answer.status_code, row.method, row.path, sample, caller.claim))
     assert wrong == []
     assert len(seen) > 80
+
+
+@pytest.mark.parametrize("scope", _SCOPES, ids=",".join)
+async def test_search_without_queue_is_refused_unless_caller_may_search_one(
+    scope: tuple[str, ...],
+) -> None:
+    caller = Caller(Role.OPERATOR, scope)
+    async with _service() as (service, _):
+        for answer in (
+            await service.client.post(
+                "/admin/dlq/search", json={"filter": "id:m-*"}, headers=caller.headers
+            ),
+            await service.client.get(
+                "/search/events", params={"find": "id:m-*"}, headers=caller.headers
+            ),
+        ):
+            if scope == _EVERYTHING or DLQ in scope:
+                assert answer.status_code == 200
+                assert '"matching":3' in answer.text
+            else:
+                assert answer.status_code == 403
