@@ -9,6 +9,7 @@ requires the extra `postgres`.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from hopback.ops.contract.requests import AuditQuery
 
+
+_log = logging.getLogger("hopback.ops")
 
 _IS_ACTIVE = "state IN ({})".format(", ".join(f"'{state}'" for state in sorted(ACTIVE)))
 _IS_FREE = f"(NOT {_IS_ACTIVE} OR leased_until < :now)"
@@ -267,15 +270,22 @@ class Journal:
     async def _read_jobs(
         self, where: str, named: Mapping[str, object], limit: int
     ) -> tuple[JobRecord, ...]:
-        """Read jobs. If the lease of a job has expired, its state is interrupted."""
+        """Read jobs. If the lease of a job has expired, its state is interrupted.
+
+        Documents that cannot be read are skipped, so that the other jobs are still listed.
+        """
         rows = await self._rows(
-            f"SELECT document, state, leased_until FROM hopback_jobs WHERE {where}"
+            f"SELECT id, document, state, leased_until FROM hopback_jobs WHERE {where}"
             " ORDER BY number DESC LIMIT :limit",
             {**named, "limit": limit},
         )
         now, found = self._clock.now(), []
-        for document, state, leased_until in rows:
-            job = _JOB.decode(document)
+        for job_id, document, state, leased_until in rows:
+            try:
+                job = _JOB.decode(document)
+            except msgspec.DecodeError as error:
+                _log.warning("job %s in the journal cannot be read: %s", job_id, error)
+                continue
             if job.is_active and (state == JobState.INTERRUPTED or leased_until < now):
                 job = replace(job, state=JobState.INTERRUPTED, state_reason=PROCESS_LOST)
             found.append(job)

@@ -16,6 +16,7 @@ from hopback.ops.brokers.browse_cost import check_cost
 from hopback.ops.brokers.targets import known_ways, target_flaw, target_text
 from hopback.ops.contract.codec import check
 from hopback.ops.contract.requests import (
+    WHOLE_QUEUE,
     DiscardRequest,
     JobKind,
     JobRequest,
@@ -214,22 +215,22 @@ class SpecBuilder:
         """Return the specification of a job for the messages that another job could not move or has
         skipped.
         """
+        request = structs.replace(
+            job.spec.request, selection=WHOLE_QUEUE, reason=reason or f"failures of job {job.id}"
+        )
+        check_request(request)
         failures = await journal.failures(job.id, 0, _FAILURES)
         if job.is_active or not failures:
             state = f"it is {job.state} with {len(failures)} failures"
             raise BadRequest("job", f"one that has ended with failures, {state}")
         depth = await self.broker.depth(job.queue)
         digests = tuple(failed.digest for failed in failures)
-        request = structs.replace(
-            job.spec.request,
-            selection=Selection(queue=job.queue, count=len(failures)),
-            reason=reason or f"failures of job {job.id}",
-        )
+        selection = Selection(queue=job.queue, count=len(failures))
         submission = job.spec.submission
         file = submission.export_to and file_beside(submission.export_to, new_job)
         return structs.replace(
             job.spec,
-            request=request,
+            request=structs.replace(request, selection=selection),
             submission=structs.replace(submission, key=None, export_to=file),
             by=by,
             chosen=ChosenDigests(digests, depth.ready or 0),

@@ -1,6 +1,8 @@
-"""How long a journal of one process keeps jobs and audit."""
+"""How long a journal of one process keeps jobs and audit, and how it reads them."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from hopback.clock import ManualClock
 from hopback.ops.contract.requests import AuditQuery, RedriveRequest
@@ -9,6 +11,9 @@ from hopback.ops.http.settings import AdminSettings, parse_settings
 from hopback.ops.jobs.job_record import JobRecord, JobSpec
 from hopback.ops.jobs.journal import MemoryJournal
 from hopback.ops.jobs.retention import forget_old
+
+if TYPE_CHECKING:
+    import pytest
 
 _DAY = 86_400.0
 
@@ -52,3 +57,17 @@ async def test_retention_of_zero_days_keeps_everything() -> None:
     clock.advance(1e9)
     assert await forget_old(journal, clock, audit_days=0, job_days=0) == (0, 0)
     assert len(await journal.read_entries(AuditQuery())) == 1
+
+
+async def test_unreadable_job_is_logged_and_other_jobs_are_listed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    journal = MemoryJournal(ManualClock(0.0))
+    for name in ("j-0", "j-1"):
+        request = RedriveRequest(queue=f"{name}.dlq", reason="t")
+        await journal.begin(JobRecord(name, JobSpec(request=request, broker="here")), "me")
+    spoil = "UPDATE hopback_jobs SET document = replace(document, '\"t\"', '\"\"') WHERE id = 'j-0'"
+    await journal.database.write(lambda execute: execute(spoil))
+    assert [job.id for job in await journal.jobs()] == ["j-1"]
+    assert await journal.job("j-0") is None
+    assert "job j-0 in the journal cannot be read" in caplog.text

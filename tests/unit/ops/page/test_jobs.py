@@ -126,6 +126,18 @@ async def test_page_refuses_chosen_messages_without_their_session() -> None:
         assert await service.operations.jobs() == ()
 
 
+async def test_page_refuses_to_retry_failures_with_too_long_reason() -> None:
+    """The new job could not be read again, and with it no list of jobs."""
+    async with admin(*(dead_letter(number, redrives=3) for number in range(2))) as service:
+        job = (await service.operations.start(RedriveRequest(queue=DLQ, reason="x"))).id
+        assert (await service.operations.wait(job)).counts.skipped == 2
+        form = {"reason": "x" * 1001}
+        answer = await service.client.post(f"/jobs/{job}/retry-failures", data=form)
+        assert answer.status_code == 422
+        assert "expected text of length <= 1000" in html.unescape(answer.text)
+        assert [one.id for one in await service.operations.jobs()] == [job]
+
+
 @pytest.mark.parametrize("limit", ["", "45"])
 async def test_review_counts_filter_matches_exactly_beyond_its_sample(
     limit: str,
