@@ -27,6 +27,7 @@ from hopback.ops.browse.message_view import view_message
 from hopback.ops.browse.search import Search
 from hopback.ops.browse.sessions import Sessions
 from hopback.ops.browse.surveys import Surveys
+from hopback.ops.contract.candidates import QueueAnswer
 from hopback.ops.contract.codec import check
 from hopback.ops.contract.requests import (
     BY_CALLER,
@@ -94,7 +95,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import BrowseSession
-    from hopback.ops.contract.candidates import CandidateList, QueueAnswer
+    from hopback.ops.contract.candidates import CandidateList
     from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
     from hopback.ops.contract.values import Depth
 
@@ -203,6 +204,7 @@ class Operations:
         return await self._recognition.candidates(self.broker)
 
     async def answer_candidate(self, answer: QueueAnswer) -> None:
+        check(QueueAnswer, answer)
         person = self._who
         kept = structs.replace(answer, by=person.name or person.id)
         await self._recognition.answer(kept, self.broker)

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.errors import UnsafeOperation
+from hopback.errors import BadRequest, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.ops.cli.dlq import (
     explain_refusals,
@@ -21,6 +21,7 @@ from hopback.ops.cli.dlq import (
     show,
     watch,
 )
+from hopback.ops.cli.dlq_candidates import add
 from hopback.ops.cli.dlq_print import print_queue
 from hopback.ops.contract.requests import SessionRequest
 from hopback.testing import in_virtual_time
@@ -232,6 +233,15 @@ async def test_dlq_body_writes_exact_bytes_to_file_and_pipe(
         assert capfdbinary.readouterr().out == body
         await run_command(get, found.dead_letters, DLQ, "1", "--within", 1, "-o", "table")
         assert b"000010  10 11 12" in capfdbinary.readouterr().out
+
+
+@in_virtual_time
+async def test_dlq_add_refuses_too_long_reason() -> None:
+    """The answer was stored, but it could not be read again."""
+    async with raffle() as found:
+        with pytest.raises(BadRequest, match="reason: expected text of length <= 1000"):
+            await run_command(add, found.dead_letters, MAIN, "--reason", "x" * 1001)
+        assert await found.operations.audit() == ()
 
 
 @in_virtual_time
