@@ -278,7 +278,7 @@ class Selection(_Asked, frozen=True, kw_only=True):
         option("--filter", "TERMS", "Only messages that match all terms, as in 'age>2h'."),
     ] = ""
     limit: Annotated[
-        Annotated[int, Meta(ge=0, le=10_000_000)] | None,
+        Annotated[int, Meta(ge=0)] | None,
         option(
             "--limit",
             "N",

@@ -80,6 +80,15 @@ async def test_second_job_of_queue_is_409_with_url_of_first() -> None:
         assert again.status_code == 409
 
 
+async def test_selection_may_exceed_ten_million_messages() -> None:
+    """The job of a larger queue contained a limit that could not be read again."""
+    async with admin(dead_letter(1)) as service:
+        order = _order(selection={"limit": 20_000_000})
+        answer = await service.client.post("/admin/dlq/jobs", json=order)
+        assert answer.status_code == 202
+        assert (await _wait_for(service, answer.json()))["counts"]["done"] == 1
+
+
 async def test_unexpected_count_is_409_and_moves_no_message() -> None:
     async with admin(dead_letter(1)) as service:
         answer = await service.client.post("/admin/dlq/jobs", json=_order(expectedCount=5))
