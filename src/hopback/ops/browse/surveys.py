@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from hopback.errors import HopbackError, QueueBusy, UnsafeOperation
-from hopback.ops.browse.archive_survey import ArchiveSurveys
+from hopback.ops.browse.archive_survey import ArchiveSurvey, ArchiveSurveys
 from hopback.ops.browse.held import describe_session, held_by_others, unread_part
 from hopback.ops.browse.stream_messages import offset_of
 from hopback.ops.browse.trend import SAMPLE_S, Trends
@@ -51,7 +52,7 @@ from hopback.ops.messages.error_groups import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
 
     from hopback.ops.brokers.discovery import DeadLetterQueue
@@ -106,6 +107,22 @@ class _QueueSurvey(Struct, frozen=True, rename="camel", kw_only=True):
         return self.began + _MOST_HELD_S
 
 
+@dataclass(frozen=True, slots=True)
+class SurveyResults:
+    """The errors in all queues, and the surveys that have found them."""
+
+    overview: ErrorOverview
+    _surveys: Mapping[str, _QueueSurvey]
+    _archives: Iterable[ArchiveSurvey]
+    _yesterday: float
+
+    def errors_in(self, includes: Callable[[str], bool]) -> tuple[ErrorGroup, ...]:
+        """Return the errors in some queues. Their texts and times are also from these queues."""
+        surveys = {name: one for name, one in self._surveys.items() if includes(name)}
+        archives = [one for one in self._archives if includes(one.queue)]
+        return _merge(surveys, archives, self._yesterday)
+
+
 class Surveys:
     """The errors in all queues of a broker, and the trends of their depths.
 
@@ -137,19 +154,18 @@ class Surveys:
 
     async def errors(self) -> ErrorOverview:
         """Return the errors found by the last survey of each queue that has messages."""
+        return (await self.results()).overview
+
+    async def results(self) -> SurveyResults:
+        """Return the results of the last survey of each queue that has messages."""
         kept, archives = await self._read(), await self._archives.known()
         queues, snapshot = await self._queues(), await self._broker.recent_snapshot()
         filled = {one.queue for one in queues if one.depth.total != 0}
         counted = {name: one for name, one in kept.items() if name in filled}
         yesterday = self._clock.now() - _NEW_S
-        errors = merge_errors(
-            {name: one.groups for name, one in counted.items()},
-            {name: max(one.new_after, yesterday) for name, one in counted.items()},
-        )
-        errors = add_hours(errors, {name: one.hours for name, one in counted.items()})
         names = {one.queue for one in queues}
-        return ErrorOverview(
-            items=add_discards(errors, ((one.queue, one.groups) for one in archives)),
+        overview = ErrorOverview(
+            items=_merge(counted, archives, yesterday),
             queues=tuple(
                 _describe_survey(one.queue, kept.get(one.queue), self._why_not(one, snapshot))
                 for one in sorted(queues, key=lambda one: one.queue)
@@ -162,6 +178,7 @@ class Surveys:
             survey_s=self.every_s,
             running=self.running,
         )
+        return SurveyResults(overview, counted, archives, yesterday)
 
     async def by_queue(self) -> dict[str, tuple[Moment, tuple[ErrorGroup, ...]]]:
         """Return the time and the errors of the last survey of each queue.
@@ -357,6 +374,18 @@ class Surveys:
             except HopbackError as failed:  # the broker or the database is unavailable
                 _log.warning("queues were not surveyed: %s", failed)
             await asyncio.sleep(SAMPLE_S if every_s is None else min(SAMPLE_S, every_s))
+
+
+def _merge(
+    surveys: Mapping[str, _QueueSurvey], archives: Iterable[ArchiveSurvey], yesterday: float
+) -> tuple[ErrorGroup, ...]:
+    """Combine the errors of these queues and files. Errors are new if found since yesterday."""
+    errors = merge_errors(
+        {name: one.groups for name, one in surveys.items()},
+        {name: max(one.new_after, yesterday) for name, one in surveys.items()},
+    )
+    errors = add_hours(errors, {name: one.hours for name, one in surveys.items()})
+    return add_discards(errors, ((one.queue, one.groups) for one in archives))
 
 
 def _count_ahead(one: QueueSummary, last: _QueueSurvey | None) -> int:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
+    from hopback.ops.browse.surveys import SurveyResults
     from hopback.ops.contract.candidates import CandidateList
     from hopback.ops.contract.surveys import ErrorOverview
     from hopback.ops.operations import Operations
@@ -101,7 +102,9 @@ class RecentAnswers:
         self.candidates: Recent[CandidateList] = Recent(
             operations.candidates, _EXPENSIVE_FRESH_S, clock
         )
-        self.errors: Recent[ErrorOverview] = Recent(operations.errors, _EXPENSIVE_FRESH_S, clock)
+        self.errors: Recent[SurveyResults] = Recent(
+            operations.surveys.results, _EXPENSIVE_FRESH_S, clock
+        )
         self.insights: Insights = Insights()
         self.speeds: JobSpeeds = JobSpeeds()
         self.surveying: set[asyncio.Task[ErrorOverview]] = set()

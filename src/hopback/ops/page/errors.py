@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
 from hopback.ops.contract.queue_rules import VISIBLE_QUEUES
 from hopback.ops.contract.roles import Role
 from hopback.ops.http.problems import Refused
@@ -18,7 +16,7 @@ from hopback.ops.page.pages import Pages, Visit
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from hopback.ops.contract.surveys import ErrorGroup, ErrorInQueue, SurveyedQueue
+    from hopback.ops.contract.surveys import ErrorGroup, SurveyedQueue
     from hopback.ops.contract.values import Moment
 
 ERROR_PAGES = Pages()
@@ -28,26 +26,20 @@ _ROWS = 200
 
 
 async def visible_errors(visit: Visit) -> tuple[list[ErrorGroup], tuple[SurveyedQueue, ...]]:
-    """Return the errors in queues that the visitor may browse, and the last survey of each queue.
+    """Return the errors in queues that the visitor may browse, and the last survey of each queue
+    that the visitor may view.
 
     New errors come first, followed by the most frequent ones.
     """
-    if visit.services.spans_brokers:
+    several = visit.services.spans_brokers
+    found = None if several else await visit.services.recent.errors.get_soon()
+    if found is None:
         return [], ()
-
-    def sees(at: ErrorInQueue) -> bool:
-        return visit.principal.allows(Role.OPERATOR, at.queue)
-
-    found = await visit.services.recent.errors.get_soon()
-    shown = []
-    for one in () if found is None else found.items:
-        seen = tuple(filter(sees, one.queues))
-        if seen:
-            count = sum(at.count for at in seen)
-            gone = tuple(filter(sees, one.discarded))
-            shown.append(structs.replace(one, queues=seen, count=count, discarded=gone))
-    known = () if found is None else found.queues
-    return sorted(shown, key=lambda one: (not one.is_new, -one.count)), known
+    principal, errors = visit.principal, found.overview.items
+    if not principal.allows_everywhere(Role.OPERATOR):
+        errors = found.errors_in(lambda queue: principal.allows(Role.OPERATOR, queue))
+    known = principal.visible(found.overview.queues)
+    return sorted(errors, key=lambda one: (not one.is_new, -one.count)), known
 
 
 @ERROR_PAGES.get("/errors", Role.OPERATOR, VISIBLE_QUEUES)

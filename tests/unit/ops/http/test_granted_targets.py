@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -11,6 +13,7 @@ import pytest
 
 from hopback.clock import ManualClock
 from hopback.designs import DESIGNS
+from hopback.headers import failure_in, failure_json
 from hopback.message import Message, Properties
 from hopback.ops.http import create_app
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue
@@ -227,3 +230,34 @@ async def test_jobs_of_others_do_not_hide_the_jobs_that_a_caller_may_view() -> N
             await service.operations.wait(answer.json()["id"])
         found = await service.client.get(_JOBS, params={"limit": 1}, headers=_as("team"))
         assert [job["queue"] for job in found.json()["items"]] == [DLQ]
+
+
+async def test_error_pages_show_only_texts_and_times_of_permitted_queues() -> None:
+    """The queue of another team has older messages with the same error."""
+    hidden = dead_letter(1)
+    failure = failure_in(hidden.properties.headers["hopback-failure"])
+    assert failure is not None
+    old = failure_json(failure._replace(first=NOW - 9e5, last=NOW - 9e5)) or ""
+    headers = {**hidden.properties.headers, "hopback-failure": old}
+    hidden = replace(
+        hidden, routing_key="billing.dlq", properties=replace(hidden.properties, headers=headers)
+    )
+    extra = (Queue("billing"), Queue("billing.dlq"))
+    async with admin(
+        dead_letter(2), hidden, extra=extra, settings=settings(grants=_GRANTS)
+    ) as service:
+        await service.operations.errors(survey=True)
+
+        async def page(path: str, role: str = "team") -> str:
+            return (await service.client.get(path, headers=_as(role))).text
+
+        link = re.search(r'href="(/errors/\w+)">LookupError<', await page("/errors"))
+        assert link is not None
+        for path in ("/", "/errors", link[1]):
+            shown, whole = await page(path), await page(path, "all")
+            assert "order 2 cannot be found" in shown
+            assert "order 1 cannot be found" in whole
+            assert "2023-11-04" in whole
+            for other in ("billing.dlq", "order 1 cannot be found", "2023-11-04"):
+                assert other not in shown
+        assert "No matching errors" in await page("/errors?find=order+1")
