@@ -105,13 +105,25 @@ class TargetKind(StrEnum):
 
 class Target(_Asked, frozen=True):
     """The target of a re-drive. `reset` is whether to reset the attempts. If it is None, the plan
-    decides.
+    decides. The routing key of a queue is its name.
     """
 
     kind: TargetKind = TargetKind.DESIGN
     exchange: _Name = ""
     routing_key: _Name = ""
     reset: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.exchange and self.kind is not TargetKind.EXCHANGE:
+            raise ValueError(
+                f"Expected `exchange` only with kind `exchange`, got {self.exchange!r} with kind"
+                f" `{self.kind}`"
+            )
+        if self.routing_key and self.kind not in (TargetKind.QUEUE, TargetKind.EXCHANGE):
+            raise ValueError(
+                "Expected `routingKey` only with kind `queue` or `exchange`, got"
+                f" {self.routing_key!r} with kind `{self.kind}`"
+            )
 
     @property
     def warning(self) -> str:

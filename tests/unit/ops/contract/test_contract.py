@@ -10,6 +10,7 @@ from hopback.errors import BadRequest
 from hopback.ops.contract.codec import convert, encode, from_json, schemas, to_json
 from hopback.ops.contract.requests import (
     DiscardRequest,
+    EditRequest,
     JobKind,
     JobRequest,
     Pace,
@@ -114,6 +115,33 @@ def test_invalid_document_reports_every_field_with_its_path() -> None:
         convert(_JOB, {"kind": "discard", "reason": "x"})
     with pytest.raises(BadRequest, match="body: expected JSON"):
         from_json(_JOB, b"{")
+
+
+@pytest.mark.parametrize(
+    ("target", "wrong"),
+    [
+        (
+            {"routingKey": "q"},
+            "routingKey only with kind queue or exchange, got 'q' with kind design",
+        ),
+        (
+            {"kind": "failed-queue", "routingKey": "q"},
+            "routingKey only with kind queue or exchange, got 'q' with kind failed-queue",
+        ),
+        ({"exchange": "e"}, "exchange only with kind exchange, got 'e' with kind design"),
+        (
+            {"kind": "queue", "exchange": "e", "routingKey": "q"},
+            "exchange only with kind exchange, got 'e' with kind queue",
+        ),
+    ],
+)
+def test_target_refuses_names_that_its_kind_ignores(target: dict[str, str], wrong: str) -> None:
+    redrive = {"kind": "re-drive", "queue": "q.dlq", "reason": "x", "target": target}
+    copy = {"edit": {}, "reason": "x", "target": target}
+    for kind, said in ((_JOB, redrive), (EditRequest, copy)):
+        with pytest.raises(BadRequest) as refused:
+            convert(kind, said)
+        assert str(refused.value) == f"target: expected {wrong}"
 
 
 def test_schema_contains_date_times_and_bounds() -> None:

@@ -131,6 +131,10 @@ async def test_refused_request_names_each_wrong_field_with_known_values() -> Non
             " estimate, mark, place, got 'filtre' (did you mean filter?);"
             " pace.rate: expected a number or null, got 'fast'."
         )
+        assert await refusal(_order(target={"exchange": "shop.events"})) == (
+            "The body: target: expected exchange only with kind exchange, got 'shop.events' with"
+            " kind design."
+        )
         queries = [
             (await service.client.get(f"/admin/dlq/jobs?{query}")).json()["detail"]
             for query in ("limit=abc", "lmit=5")
