@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _LONGEST = 4096  # characters. Longer filters would fill a page and are refused.
 # terms, which are evaluated for each message. Filters with more terms are refused.
 _MOST_TERMS = 32
+# characters of a fingerprint. Fewer would match too many groups.
+_SHORTEST_GROUP = 4
 _UNREAD = object()
 _ANYWHERE = "anywhere"
 _WORD = re.compile(r'("(?:[^"\\]|\\.)+"|[^\s":<>=]+)(?=\s|$)')
@@ -96,7 +98,9 @@ class Term:
             headers = {} if delivery is None else delivery.properties.headers
             return name in headers and text_matches(str(self.wanted), _value_text(headers[name]))
         if isinstance(self.wanted, str):
-            return any(text_matches(self.wanted, text) for text in _texts(self.field, dead_letter))
+            return any(
+                text_matches(self.wanted, text) for text in texts_of(self.field, dead_letter)
+            )
         number: float | None = dead_letter.attempts
         match self.field:
             case "age":
@@ -204,6 +208,19 @@ def parse_filter(text: str) -> Filter:
     return Filter(tuple(terms), text.strip())
 
 
+def write_term(field: str, value: str) -> str | None:
+    """Return a term for exactly this value, or None if the grammar or a form cannot contain it."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    text = f"{field}:{escaped}" if escaped.isalnum() else f'{field}:"{escaped}"'
+    if {"*", "\r", "\n"} & {*value} or (field == "group" and len(value) < _SHORTEST_GROUP):
+        return None
+    try:
+        found = parse_filter(text).terms
+    except BadFilter:
+        return None
+    return text if found == (Term(field, ":", value),) else None
+
+
 def value_in(delivery: Delivery, field: str) -> str | None:
     """Return the value of `header.NAME` or `payload.PATH` in a message, or None if it is missing."""
     kind, _, path = field.partition(".")
@@ -251,7 +268,7 @@ def _parse_number(whole: str, field: str, value: str) -> float:
     return float(value)
 
 
-def _texts(field: str, dead_letter: DeadLetter) -> Iterator[str]:
+def texts_of(field: str, dead_letter: DeadLetter) -> Iterator[str]:
     """Yield the texts to which a pattern is applied. The name of an error is also used without its
     module.
     """
@@ -268,7 +285,7 @@ def _texts(field: str, dead_letter: DeadLetter) -> Iterator[str]:
         case "group":
             yield from (
                 dead_letter.fingerprint[:length]
-                for length in range(4, len(dead_letter.fingerprint) + 1)
+                for length in range(_SHORTEST_GROUP, len(dead_letter.fingerprint) + 1)
             )
         case "id":
             yield dead_letter.message_id

@@ -11,6 +11,7 @@ from hopback.ops.contract.queue_rules import PATH_QUEUE
 from hopback.ops.contract.roles import Role
 from hopback.ops.http.api import ApiTable
 from hopback.ops.http.auth import forbidden
+from hopback.ops.messages.filters import write_term
 from hopback.ops.notes.values import NewFilter, NewNote
 from hopback.ops.page.pages import Pages, Visit, see_other
 
@@ -52,6 +53,7 @@ async def _group(visit: Visit) -> Response:
         "group.html",
         queue=queue,
         group=group,
+        filter=write_term("group", group),
         notes=await notes.of(queue, group),
         history=await notes.history(queue, group) if is_operator else (),
         operator=is_operator,

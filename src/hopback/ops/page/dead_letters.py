@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -17,7 +19,7 @@ from hopback.ops.contract.values import DeadLetter, Group, OnProgress, Page, Ses
 from hopback.ops.http.events import page_search_events
 from hopback.ops.http.permissions import searchable_queues
 from hopback.ops.http.problems import Refused
-from hopback.ops.messages.filters import parse_filter, value_in
+from hopback.ops.messages.filters import parse_filter, texts_of, value_in, write_term
 from hopback.ops.messages.plain import amqp_type, plain_headers, plain_properties, plain_text
 from hopback.ops.messages.shown_payload import Form
 from hopback.ops.page.long_work import in_time
@@ -164,9 +166,7 @@ async def _session(visit: Visit) -> Response:
         bad_by=bad_by,
         groups=shown,
         more_groups=len(groups) - len(shown),
-        group_filters={
-            group.key: " ".join(filter(None, (text, group_filter(by, group)))) for group in shown
-        },
+        group_filters=_group_filters(by, "" if bad_filter else text, groups, shown),
         notes=notes,
         saved=await operations.notes.filters(view.queue),
         filter=text,
@@ -194,11 +194,27 @@ async def _field_values(
     return found
 
 
-def group_filter(by: str, group: Group) -> str:
-    """Return a filter that matches exactly the messages of a group."""
+def _group_filters(
+    by: str, text: str, groups: Iterable[Group], shown: Iterable[Group]
+) -> dict[str, str]:
+    """Return the filter of each shown group by key. It matches `text` and the group, and none of
+    the other groups. Groups without such a filter are omitted.
+    """
     field = "group" if by == GroupBy.FINGERPRINT else by
-    escaped = group.key.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{field}:"{escaped}"' if any(not c.isalnum() for c in escaped) else f"{field}:{escaped}"
+    matching: Counter[str] = Counter()
+    for group in groups:
+        for each in {*texts_of(field, group.sample)}:
+            matching[each] += group.count
+    found = {}
+    for group in shown:
+        key, term = group.key, write_term(field, group.key)
+        # The key of a header or field is empty if it is missing. It can be cut or escaped.
+        is_whole = bool(key) and not key.endswith("…") and "\\ud" not in key
+        is_exact = is_whole if "." in by else matching[key] == group.count
+        if term is not None and is_exact:
+            with suppress(BadFilter):  # the terms may be too many or too long together
+                found[key] = parse_filter(f"{text} {term}").text
+    return found
 
 
 @DEADLETTER_PAGES.post("/sessions/{session}/renew", Role.OPERATOR, SESSION_QUEUE)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hopback.ops.contract.queue_rules import VISIBLE_QUEUES
 from hopback.ops.contract.roles import Role
 from hopback.ops.http.problems import Refused
+from hopback.ops.messages.filters import write_term
 from hopback.ops.page.pages import Pages, Visit
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ async def _show_error(visit: Visit) -> Response:
     return visit.page(
         "error.html",
         error=error,
+        filter=write_term("group", error.fingerprint),
         places=places[:_ROWS],
         surveyed_at=_last_survey(known, {at.queue for at in places}),
         surveys={one.queue: one for one in known},

@@ -11,6 +11,7 @@ import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -390,3 +391,61 @@ async def test_message_list_begins_with_error_and_time() -> None:
     assert labels == ["Error", "Failed", "Message", "Attempts", "Size"]
     heads = re.findall(r'<th scope="col"[^>]*>(\w+)</th>', table)
     assert heads == labels
+
+
+def _grouped(number: int, error: str, kind: str, tag: str | None) -> Message:
+    known = dead_letter(number, error)
+    headers = (
+        known.properties.headers if tag is None else {**known.properties.headers, "x-tag": tag}
+    )
+    return replace(known, properties=replace(known.properties, type=kind, headers=headers))
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("error", {"asyncio.TimeoutError": 2, "LookupError": 2}),
+        ("type", {"(none)": 2, "aXb": 1, 'q"\\': 1}),
+        ("header.x-tag", {"aXb": 1}),
+        ("fingerprint", {"TimeoutError": 1, "asyncio.TimeoutError": 2, "LookupError": 2}),
+    ],
+)
+async def test_group_has_buttons_only_if_a_filter_selects_exactly_its_messages(
+    by: str, expected: dict[str, int]
+) -> None:
+    """`error:TimeoutError` also matches asyncio.TimeoutError, and values can contain `*` or be cut."""
+    messages = (
+        _grouped(0, "TimeoutError", "", "a*b"),
+        _grouped(1, "asyncio.TimeoutError", "", "aXb"),
+        _grouped(2, "asyncio.TimeoutError", "a*b", ""),
+        _grouped(3, "LookupError", "aXb", "x" * 300),
+        _grouped(4, "LookupError", 'q"\\', None),
+    )
+    async with admin(*messages) as service:
+        session = await service.session()
+        page = await service.client.get(f"/sessions/{session['id']}", params={"by": by})
+        groups = re.findall(r'<h3>(.*?)</h3>.*?<div class="do">(.*?)</li>', page.text, re.DOTALL)
+        found = {}
+        for name, buttons in groups:
+            shown = re.search(r'filter=([^"#]*)#messages">Show<', buttons)
+            assert (shown is not None) == ("Re-drive" in buttons) == ("Discard" in buttons)
+            if shown is not None:
+                asked = {"filter": unquote(html.unescape(shown[1]))}
+                answer = await service.client.get(f"{session['url']}/messages", params=asked)
+                found[html.unescape(name)] = answer.json()["matching"]
+    assert found == expected
+
+
+async def test_error_page_has_no_buttons_if_no_filter_selects_only_the_error() -> None:
+    known = dead_letter(1)
+    record = str(known.properties.headers["hopback-failure"])
+    headers = {
+        **known.properties.headers,
+        "hopback-failure": re.sub(r'"fingerprint":"\w+"', '"fingerprint":"any*"', record),
+    }
+    changed = replace(known, properties=replace(known.properties, headers=headers))
+    async with admin(changed, dead_letter(2)) as service:
+        await service.client.post("/errors/survey")
+        page = await service.client.get("/errors/any*")
+    assert "No filter matches only this error." in page.text
+    assert "Re-drive…" not in page.text
