@@ -18,6 +18,7 @@ from msgspec import structs
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import group_options, header_pairs
 from hopback.cli.terminal import ask, ask_for_name, ask_for_reason, details, json_line, on_terminal
+from hopback.errors import CountMismatch
 from hopback.ops.cli.access import OpsAccess, access_options, resume_command, with_dead_letters
 from hopback.ops.cli.dlq import (
     TO_BROWSE,
@@ -211,7 +212,7 @@ def _act(request: JobRequest, access: OpsAccess, choices: ActionChoices) -> int:
     connection is used.
     """
     if choices.yes and request.reason.strip() and not choices.dry_run:
-        return with_dead_letters(access, lambda found: _plan_and_run(found, request, choices))
+        return with_dead_letters(access, lambda found: plan_and_run(found, request, choices))
     plan = with_dead_letters(access, lambda found: plan_job(found, request, choices))
     if choices.dry_run:
         output(choices.form, plan, lambda: print_plan(plan, err=False))
@@ -219,7 +220,7 @@ def _act(request: JobRequest, access: OpsAccess, choices: ActionChoices) -> int:
             return Exit.NOT_ALLOWED
         return Exit.FOUND if choices.detailed and plan.matching else Exit.OK
     _show_plan(plan, choices)
-    if not _has_work(plan, choices):
+    if not _has_work(plan, request, choices):
         return Exit.OK
     if not choices.yes:
         _confirm(plan)
@@ -228,12 +229,13 @@ def _act(request: JobRequest, access: OpsAccess, choices: ActionChoices) -> int:
     return with_dead_letters(access, lambda found: run_job(found, planned, choices, plan))
 
 
-async def _plan_and_run(
+async def plan_and_run(
     dead_letters: DeadLetters, request: JobRequest, choices: ActionChoices
 ) -> int:
+    """Plan a job, show the plan, and run the job. Returns the exit code."""
     plan = await plan_job(dead_letters, request, choices)
     _show_plan(plan, choices)
-    if not _has_work(plan, choices):
+    if not _has_work(plan, request, choices):
         return Exit.OK
     planned = structs.replace(request, selection=plan.selection)
     return await run_job(dead_letters, planned, choices, plan)
@@ -279,8 +281,12 @@ def _show_plan(plan: JobPlan, choices: ActionChoices) -> None:
     click.echo(json_line(record), err=True)
 
 
-def _has_work(plan: JobPlan, choices: ActionChoices) -> bool:
-    """Return whether the job would process any message. Raises CommandFailed if the plan has flaws."""
+def _has_work(plan: JobPlan, request: JobRequest, choices: ActionChoices) -> bool:
+    """Return whether the job would process any message.
+
+    Raises CommandFailed if the plan has flaws, and CountMismatch if messages were expected and none
+    are selected.
+    """
     if plan.flaws:
         raise CommandFailed(
             f"no message was touched: {'; '.join(plan.flaws)}",
@@ -289,6 +295,8 @@ def _has_work(plan: JobPlan, choices: ActionChoices) -> bool:
             code=Exit.NOT_ALLOWED,
         )
     has_work = bool(plan.selected) and (plan.seen != plan.selected or bool(plan.matching))
+    if not has_work and request.expected_count:
+        raise CountMismatch(request.expected_count, 0)
     if not has_work:
         output(choices.form, plan, lambda: click.echo("No messages selected."))
     return has_work

@@ -14,10 +14,11 @@ from msgspec import structs
 from hopback.cli.app import run
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import ask, ask_for_reason
-from hopback.errors import BadRequest
+from hopback.errors import BadRequest, CountMismatch
 from hopback.ops.cli.dlq import hold, hold_for, search
 from hopback.ops.cli.dlq_actions import (
     ActionChoices,
+    plan_and_run,
     plan_job,
     redrive,
     run_job,
@@ -73,6 +74,23 @@ async def test_redrive_moves_messages_and_exits_with_0(capsys: _Output) -> None:
         job = json.loads(capsys.readouterr().out)
         assert (job["state"], job["counts"]["done"], job["by"]) == ("completed", 5, "ann")
         assert found.held(DLQ) == []
+
+
+@pytest.mark.parametrize(("parked", "text"), [(0, ""), (3, "error:NoSuchError")])
+@in_virtual_time
+async def test_expected_count_is_checked_if_no_message_is_selected(
+    parked: int, text: str, capsys: _Output
+) -> None:
+    choices = ActionChoices(yes=True, dry_run=False, detailed=False, lift=False, form="table")
+    async with raffle() as found:
+        await found.park(parked)
+        request = structs.replace(_redrive(expected_count=5), selection=Selection(filter=text))
+        with pytest.raises(CountMismatch, match="expected 5 messages, found 0"):
+            await plan_and_run(found.dead_letters, request, choices)
+        none = structs.replace(request, expected_count=0)
+        assert await plan_and_run(found.dead_letters, none, choices) == Exit.OK
+        assert "No messages selected." in capsys.readouterr().out
+        assert len(found.held(DLQ)) == parked
 
 
 @pytest.mark.parametrize(
