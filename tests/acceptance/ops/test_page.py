@@ -358,6 +358,28 @@ def test_pages_work_on_phone_and_by_keyboard(page: Page) -> None:
     expect(page.get_by_role("status")).to_contain_text("requeued in order")
 
 
+def test_downloads_can_be_repeated_and_show_no_progress(page: Page) -> None:
+    """The browser saves the answer and stays on the page."""
+    _sign_in(page, _BOSS)
+    page.goto("/queues/payments.capture.dlq")
+    page.get_by_text("Export and import").click()
+    _download_twice(page, "Download")
+    page.get_by_role("button", name="Look at messages").click()
+    page.wait_for_url(re.compile("/sessions/"))
+    page.get_by_label("Select all on this page").check()
+    _download_twice(page, re.compile(r"Download \d+ selected"))
+    page.get_by_role("button", name="Release").click()
+
+
+def _download_twice(page: Page, button: str | re.Pattern[str]) -> None:
+    for _ in range(2):
+        with page.expect_download() as found:
+            page.get_by_role("button", name=button).click()
+        assert found.value.suggested_filename == "payments.capture.dlq.ndjson"
+    page.wait_for_timeout(1_000)  # the progress appears after 0.7 s
+    expect(page.locator("#working")).to_be_hidden()
+
+
 def test_ended_session_shows_no_countdown(page: Page, server: PageServer) -> None:
     """Another operator or a restart has ended it."""
     assert server.service is not None

@@ -77,7 +77,7 @@ async def test_page_of_an_error_offers_actions_in_the_queues_that_contain_it() -
         assert "sms.dlq" not in page.text
         assert f"/search?find=group%3A{link[2]}&amp;in=post.dlq" in page.text
         assert f"/queues/mail.dlq/discard?filter=group%3A{link[2]}" in page.text
-        assert f'name="filter" value="group:{link[2]}"><button>Download' in page.text
+        assert f'name="filter" value="group:{link[2]}"><button data-download>Download' in page.text
         begun = await service.client.get(f"/queues/mail.dlq/re-drive?filter=group%3A{link[2]}")
         assert f'value="group:{link[2]}"' in begun.text
         gone = await service.client.get("/errors/none")

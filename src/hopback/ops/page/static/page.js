@@ -247,8 +247,9 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// Forms are only submitted once. Further clicks are ignored.
+// Forms are only submitted once. Further clicks are ignored. A download does not leave the page.
 document.addEventListener("submit", (event) => {
+  if (event.submitter?.matches("[data-download]")) return;
   work(true);
   if (event.target.method !== "post") return;
   if (event.target.dataset.sent) { event.preventDefault(); return; }
