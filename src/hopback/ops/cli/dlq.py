@@ -251,7 +251,7 @@ async def groups(
 @limit_option("Number of messages to show.", 20, MOST_HELD)
 @click.option(
     "--skip",
-    type=WholeNumber(0, 5_000_000),
+    type=WholeNumber(0, MOST_WALKED),
     default=0,
     metavar="N",
     help="Skip the first N messages. The broker holds them meanwhile.",
@@ -348,9 +348,9 @@ async def hold_for(
     # An id starts with the position of the message. A name can also be just a position.
     named = name.partition("-")[0]
     place = int(named) if named.isdecimal() and named.isascii() and len(named) <= 7 else 0
-    if place > size:
-        # Skip most of the messages before it, but not all, because its position may have changed.
-        skip = max(place - size // 2, 0)
+    # Skip most of the messages before it, but not all, because its position may have changed.
+    skip = max(place - size // 2, 0)
+    if place > size and skip <= MOST_WALKED:  # a session cannot skip more
         async with hold(dead_letters, queue, size, skip=skip, **options) as session:
             found = await dead_letters.messages(session, cursor=skip, limit=size)
             known = _message_named(found.dead_letters, name)

@@ -164,6 +164,23 @@ def test_message_is_found_by_position_message_id_or_digest(ident: str, capsys: _
     find()
 
 
+@pytest.mark.parametrize("ident", ["4711", "5000050", "5000051", "9999999", "12345678"])
+def test_message_is_found_by_message_id_that_is_a_number(ident: str, capsys: _Output) -> None:
+    """A session can skip at most 5,000,000 messages."""
+
+    @in_virtual_time
+    async def find() -> None:
+        async with raffle() as found:
+            connection = await found.broker.connect("a producer")
+            channel = await connection.open_channel()
+            await channel.publish(Message("", DLQ, b"{}", Properties(message_id=ident)))
+            await connection.close()
+            await run_command(get, found.dead_letters, DLQ, ident, "-o", "json")
+            assert json.loads(capsys.readouterr().out)["letter"]["messageId"] == ident
+
+    find()
+
+
 @in_virtual_time
 async def test_unknown_attempts_are_shown_as_lower_bound(capsys: _Output) -> None:
     async with raffle() as found:
