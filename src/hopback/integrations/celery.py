@@ -121,7 +121,7 @@ class CeleryPlans:
                 self._plans.queue(queue, retry=None)
         thread = LoopThread("hopback-parking")
         try:
-            thread.run(self._plans.begin(self._given or _app_url(self._app)))
+            thread.run(self._plans.begin(self._given or _app_urls(self._app)))
         except BaseException:
             thread.stop()
             raise
@@ -297,22 +297,30 @@ def _convert_delivery(queue: str, message: Any) -> Received:
     )
 
 
-def _app_url(app: Any) -> str:
-    """Return the URL of the broker."""
+def _app_urls(app: Any) -> list[str]:
+    """Return the URL of the broker, or one for each node if there are several."""
     with app.connection_for_write() as connection:
-        if connection.transport.driver_type != "amqp":
-            raise UnsafeOperation(
-                f"failed tasks can only be parked in RabbitMQ, not in {connection.transport.driver_type}"
-            )
-        if connection.ssl:
-            raise UnsafeOperation(
-                'the settings of TLS cannot be read. Pass `publish_to="amqps://…?cacertfile=…"` to '
-                "park_failed_tasks"
-            )
-        return broker_url(
-            connection.hostname or "localhost",
-            connection.port or 5672,
-            user=connection.userid,
-            password=connection.password,
-            virtual_host=connection.virtual_host or "/",
+        urls = [_url(connection)]
+        for other in connection.alt[1:]:
+            connection.switch(other)
+            urls.append(_url(connection))
+        return urls
+
+
+def _url(connection: Any) -> str:
+    if connection.transport.driver_type != "amqp":
+        raise UnsafeOperation(
+            f"failed tasks can only be parked in RabbitMQ, not in {connection.transport.driver_type}"
         )
+    if connection.ssl:
+        raise UnsafeOperation(
+            'the settings of TLS cannot be read. Pass `publish_to="amqps://…?cacertfile=…"` to '
+            "park_failed_tasks"
+        )
+    return broker_url(
+        connection.hostname or "localhost",
+        connection.port or 5672,
+        user=connection.userid,
+        password=connection.password,
+        virtual_host=connection.virtual_host or "/",
+    )

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from hopback.runtime.app import Waits
 
-__all__ = ["PikaPlans", "PlannedChannel", "parameters_url"]
+__all__ = ["PikaPlans", "PlannedChannel", "parameters_urls"]
 
 _LOG = logging.getLogger("hopback.integrations")
 
@@ -71,7 +71,8 @@ class PikaPlans:
     """Failure plans for queues consumed with pika. Works with all adapters.
 
     Use this as a context manager. Messages are published on separate connections with the same
-    parameters, in a background thread. If the process forks, create it after the fork.
+    parameters, in a background thread. If there are several parameters, their hosts are tried in
+    order, with the other settings of the first one. If the process forks, create it after the fork.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class PikaPlans:
             return
         thread = LoopThread("hopback-plans")
         try:
-            broker = self._given or parameters_url(self._parameters)
+            broker = self._given or parameters_urls(self._parameters)
             thread.run(self._plans.begin(broker))
         except BaseException:
             thread.stop()
@@ -346,13 +347,16 @@ def _convert_delivery(queue: str, method: Any, properties: Any, body: bytes) -> 
     )
 
 
-def parameters_url(parameters: Parameters | Iterable[Parameters]) -> str:
-    """Return the URL for connection parameters. If there are several, the first one is used."""
-    one: Any = parameters
-    if not hasattr(parameters, "host"):
-        one = next(iter(parameters), None)
-        if one is None:
-            raise ValueError("expected parameters of pika, got none")
+def parameters_urls(parameters: Parameters | Iterable[Parameters]) -> list[str]:
+    """Return one URL for each set of connection parameters."""
+    several: Any = (parameters,) if hasattr(parameters, "host") else parameters
+    urls = [_url(one) for one in several]
+    if not urls:
+        raise ValueError("expected parameters of pika, got none")
+    return urls
+
+
+def _url(one: Any) -> str:
     if one.ssl_options is not None:
         raise UnsafeOperation(
             'the settings of a TLS context cannot be read. Pass `publish_to="amqps://…?cacertfile=…"` '

@@ -174,7 +174,7 @@ class PlannedQueues:
             plans=(*given.plans, *added),
         )
 
-    async def begin(self, broker: Broker | str) -> None:
+    async def begin(self, broker: Broker | str | list[str]) -> None:
         """Connect and declare the queues of the plans."""
         if self._running is not None:
             return
@@ -193,7 +193,7 @@ class PlannedQueues:
 
         service = Service(
             App(self.name, topology=whole),
-            RabbitMQ(broker) if isinstance(broker, str) else broker,
+            RabbitMQ(broker) if isinstance(broker, str | list) else broker,
             options=ServiceOptions(ownership=self._ownership, accept=self._accept),
             environment=self._environment,
             connection_tasks=(meet,),

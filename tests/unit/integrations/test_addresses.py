@@ -10,14 +10,17 @@ from typing import Any
 
 import pika  # type: ignore[import-untyped]
 import pytest
+from celery import Celery  # type: ignore[import-untyped]
 from yarl import URL
 
 from hopback.errors import UnsafeOperation
 from hopback.fields import LongStr, Timestamp, UInt64
 from hopback.integrations.address import broker_url
 from hopback.integrations.aio_pika import connection_url
+from hopback.integrations.celery import park_failed_tasks
 from hopback.integrations.header_values import header_values
-from hopback.integrations.pika import parameters_url
+from hopback.integrations.pika import PikaPlans, parameters_urls
+from hopback.testing.threads import BrokerThread
 from hopback.wire.url import parse_url
 
 
@@ -58,20 +61,45 @@ def test_ssl_context_is_refused() -> None:
         connection_url(_connection("amqps://h/", ssl.create_default_context()))
     secured = pika.SSLOptions(ssl.create_default_context())
     with pytest.raises(UnsafeOperation, match="publish_to"):
-        parameters_url(pika.ConnectionParameters(ssl_options=secured))
+        parameters_urls(pika.ConnectionParameters(ssl_options=secured))
 
 
 def test_pika_parameters_are_converted() -> None:
     login = pika.PlainCredentials("u", "p@")
     one = pika.ConnectionParameters("h", 5673, "shop", login, heartbeat=7)
-    assert (
-        parameters_url([one, pika.ConnectionParameters()])
-        == "amqp://u:p%40@h:5673/shop?heartbeat=7"
-    )
+    assert parameters_urls(one) == ["amqp://u:p%40@h:5673/shop?heartbeat=7"]
     outer = pika.ConnectionParameters("h", credentials=pika.credentials.ExternalCredentials())
-    assert parameters_url(outer).endswith("auth_mechanism=external")
+    assert parameters_urls([one, outer]) == [
+        "amqp://u:p%40@h:5673/shop?heartbeat=7",
+        "amqp://h:5672/%2F?auth_mechanism=external",
+    ]
     with pytest.raises(ValueError, match="got none"):
-        parameters_url([])
+        parameters_urls([])
+
+
+def test_pika_plans_use_second_node_if_first_is_down() -> None:
+    with BrokerThread() as node:
+        down = pika.ConnectionParameters("127.0.0.1", 1)
+        plans = PikaPlans([down, pika.URLParameters(node.url)])
+        plans.queue("orders", retry=["1h"])
+        with plans:
+            plans.start()
+            assert "orders.dlq" in _queues(node)
+
+
+def test_celery_plans_use_second_node_if_first_is_down() -> None:
+    with BrokerThread() as node:
+        app = Celery("shop", broker=f"amqp://127.0.0.1:1//;{node.url}", set_as_current=False)
+        plans = park_failed_tasks(app, ["orders"])
+        plans.start()
+        try:
+            assert "orders.dlq" in _queues(node)
+        finally:
+            plans.stop()
+
+
+def _queues(node: BrokerThread) -> set[str]:
+    return {queue.name for queue in node.snapshot().queues}
 
 
 class _Long(int):
