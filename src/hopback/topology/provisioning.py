@@ -37,11 +37,8 @@ def write_kubernetes(
     `cluster` is the name of the RabbitmqCluster.
     """
     items = []
-    notes = []
-    for section, name, entry in _named_entries(topology, _kubernetes_name):
-        if entry.get("internal"):
-            notes.append(_omission(entry, "the operator cannot create internal exchanges"))
-            continue
+    notes: list[str] = []
+    for section, name, entry in _entries(topology, _kubernetes_name, _kubernetes_refusal, notes):
         kind = {"policies": "Policy"}.get(section, section[:-1].capitalize())
         spec = {
             **_kubernetes_spec(section, entry),
@@ -57,6 +54,10 @@ def write_kubernetes(
             }
         )
     return {"apiVersion": "v1", "kind": "List", "items": items}, tuple(notes)
+
+
+def _kubernetes_refusal(_section: str, entry: Entry) -> str | None:
+    return "the operator cannot create internal exchanges" if entry.get("internal") else None
 
 
 def _kubernetes_spec(section: str, entry: Entry) -> dict[str, Any]:
@@ -93,12 +94,8 @@ def write_terraform(topology: Topology, *, vhost: str) -> tuple[dict[str, Any], 
     """Return a topology as a Terraform configuration, and a note for each omitted object."""
     resources: dict[str, dict[str, Any]] = {}
     references: dict[tuple[str, str], str] = {}
-    notes = []
-    for section, name, entry in _named_entries(topology, _terraform_name):
-        refusal = _terraform_refusal(section, entry)
-        if refusal is not None:
-            notes.append(_omission(entry, refusal))
-            continue
+    notes: list[str] = []
+    for section, name, entry in _entries(topology, _terraform_name, _terraform_refusal, notes):
         kind = {"policies": "rabbitmq_policy"}.get(section, f"rabbitmq_{section[:-1]}")
         resource = _escape_templates({**_terraform_fields(section, entry), "vhost": vhost})
         if section == "bindings":
@@ -162,20 +159,42 @@ def _escape_templates(value: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _named_entries(
-    topology: Topology, clean: Callable[[str], str]
+def _entries(
+    topology: Topology,
+    clean: Callable[[str], str],
+    refuse: Callable[[str, Entry], str | None],
+    notes: list[str],
 ) -> Iterator[tuple[str, str, Entry]]:
-    """Yield the section, resource name and definition of each object.
+    """Yield the section, resource name and definition of each supported object.
 
-    Duplicate names get a hash suffix.
+    Add a note for each of the others. Bindings of an omitted exchange are omitted too, because
+    they could not be created. Duplicate names get a hash suffix.
     """
+    omitted: set[str] = set()
     for section in ("exchanges", "queues", "bindings", "policies"):
         entries = [canonical(item, None) for item in getattr(topology, section)]
         names = [clean(_label(entry))[:_LONGEST_NAME] for entry in entries]
         counts = Counter(names)
         for name, entry in zip(names, entries, strict=True):
+            refusal = refuse(section, entry) or _lost_end(section, entry, omitted)
+            if refusal is not None:
+                notes.append(f"{_described(entry)} left out: {refusal}")
+                if section == "exchanges":
+                    omitted.add(str(entry["name"]))
+                continue
             digest = sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:8]
             yield section, name if counts[name] == 1 else f"{name}-{digest}", entry
+
+
+def _lost_end(section: str, entry: Entry, omitted: set[str]) -> str | None:
+    """Return the reason to omit a binding of an omitted exchange."""
+    if section != "bindings":
+        return None
+    exchanges = [entry["source"]]
+    if entry["destination_type"] == "exchange":
+        exchanges.append(entry["destination"])
+    lost = next((name for name in exchanges if name in omitted), None)
+    return None if lost is None else f"exchange {quote(lost)} is left out"
 
 
 def _label(entry: Entry) -> str:
@@ -195,5 +214,7 @@ def _terraform_name(label: str) -> str:
     return name if name[:1].isalpha() else f"_{name}"
 
 
-def _omission(entry: Entry, reason: str) -> str:
-    return f"{quote(entry['name'])} left out: {reason}"
+def _described(entry: Entry) -> str:
+    if "name" in entry:
+        return quote(entry["name"])
+    return f"binding {quote(entry['source'])} → {quote(entry['destination'])}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
@@ -19,6 +19,9 @@ from hopback.topology import Binding, Exchange, Policy, Queue, Topology
 from hopback.topology.definitions import Definable, canonical, without_unexportable
 from hopback.topology.delays import delay_topology
 from hopback.topology.provisioning import write_kubernetes, write_terraform
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _TEXT = {"type": "string"}
 _FLAG = {"type": "boolean"}
@@ -224,3 +227,46 @@ def test_export_prints_resources(form: str, capsys: pytest.CaptureFixture[str]) 
     assert run(["topology", "export", "raffle", "-o", form, "--cluster", "shop"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed.keys() & {"items", "resource"}
+
+
+_WITH_INTERNAL = {
+    "exchanges": [
+        {"name": "events", "vhost": "/", "type": "topic", "durable": True},
+        {"name": "hidden", "vhost": "/", "type": "fanout", "durable": True, "internal": True},
+    ],
+    "queues": [{"name": "hidden", "vhost": "/", "durable": True, "arguments": {}}],
+    "bindings": [
+        {
+            "source": source,
+            "vhost": "/",
+            "destination": "hidden",
+            "destination_type": kind,
+            "routing_key": "order",
+            "arguments": {},
+        }
+        for source, kind in (("events", "exchange"), ("hidden", "queue"), ("events", "queue"))
+    ],
+}
+
+
+@pytest.mark.parametrize("form", ["kubernetes", "terraform"])
+def test_export_leaves_out_bindings_of_exchanges_it_leaves_out(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the binding to the queue of the same name is kept."""
+    file = tmp_path / "definitions.json"
+    file.write_text(json.dumps(_WITH_INTERNAL))
+    assert run(["topology", "export", str(file), "-o", form, "--cluster", "shop"]) == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    if form == "kubernetes":
+        bindings = [item["spec"] for item in document["items"] if item["kind"] == "Binding"]
+        ends = [(each["source"], each["destinationType"]) for each in bindings]
+        assert ends == [("events", "queue")]
+    else:
+        (binding,) = document["resource"]["rabbitmq_binding"].values()
+        assert binding["source"] == "${rabbitmq_exchange.events.name}"
+        assert binding["destination"] == "${rabbitmq_queue.hidden.name}"
+    reason = 'left out: exchange "hidden" is left out'
+    assert f'Note: binding "events" → "hidden" {reason}' in printed.err
+    assert f'Note: binding "hidden" → "hidden" {reason}' in printed.err
