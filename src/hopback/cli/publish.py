@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -109,10 +110,10 @@ def publish(
                 "expected QUEUE JSON or EXCHANGE KEY JSON, got more: is the JSON in quotes?"
             )
     given = header_pairs(headers)
-    lines = _lines() if payload == "-" else iter((payload,))
+    lines = _lines() if payload == "-" else iter((os.fsencode(payload),))
 
-    def message(number: int, line: str) -> Message:
-        document = line.encode() if raw else _document(line, number)
+    def message(number: int, line: bytes) -> Message:
+        document = line if raw else _document(line, number)
         try:
             return compose(
                 key,
@@ -140,19 +141,19 @@ def publish(
     return Exit.OK
 
 
-def _lines() -> Iterator[str]:
+def _lines() -> Iterator[bytes]:
     """Yield the non-empty lines of stdin. Each line is a message."""
-    while line := sys.stdin.readline(_LONGEST_LINE):
+    while line := sys.stdin.buffer.readline(_LONGEST_LINE):
         if line.strip():
-            yield line.rstrip("\r\n")
+            yield line.rstrip(b"\r\n")
 
 
-def _document(text: str, number: int) -> object:
+def _document(line: bytes, number: int) -> object:
     try:
-        return json.loads(text)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise CommandFailed(
-            f"expected JSON as message {number}, got {text[:80]!r}: {error}",
+            f"expected JSON as message {number}, got {line.decode(errors='replace')[:80]!r}: {error}",
             do="Put it into single quotes, as in '{\"id\": 7}'. --raw sends the text unchanged.",
             code=Exit.USAGE,
         ) from error

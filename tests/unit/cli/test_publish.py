@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import select
 import socket
@@ -79,10 +80,39 @@ def test_publish_reads_lines_of_stdin(
     broker: BrokerThread, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each is confirmed before the next is read. Empty lines are skipped."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"id": 1}\n\n{"id": 2}\n'))
+    _set_stdin(monkeypatch, b'{"id": 1}\n\n{"id": 2}\n')
     assert run(["publish", "orders", "-"]) == 0
     assert [json.loads(message.body)["id"] for message in _stored(broker)] == [1, 2]
     assert capsys.readouterr().out == "2 messages confirmed for orders.\n"
+
+
+def _set_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
+
+
+def test_raw_bytes_are_published_unchanged(
+    broker: BrokerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _set_stdin(monkeypatch, b"caf\xe9\r\na\rb\n\xff\n")
+    assert run(["publish", "orders", "-", "--raw"]) == 0
+    assert run(["publish", "orders", os.fsdecode(b"th\xe9"), "--raw"]) == 0
+    bodies = [message.body for message in _stored(broker)]
+    assert bodies == [b"caf\xe9", b"a\rb", b"\xff", b"th\xe9"]
+
+
+def test_json_that_is_not_utf8_is_usage_error(
+    broker: BrokerThread, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = b'{"name": "caf\xe9"}'
+    _set_stdin(monkeypatch, b"{}\n" + line + b"\n")
+    assert run(["publish", "orders", "-"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "1 message confirmed for orders.\n"
+    assert "expected JSON as message 2" in told.err
+    assert "can't decode byte 0xe9" in told.err
+    assert run(["publish", "orders", os.fsdecode(line)]) == 2
+    assert "can't decode byte 0xe9" in capsys.readouterr().err
+    assert [message.body for message in _stored(broker)] == [b"{}"]
 
 
 def test_unroutable_publish_names_exchange_and_key(
