@@ -14,9 +14,10 @@ import click
 
 from hopback.broker.sendable import sole_failure
 from hopback.cli.broker_options import EMBEDDED, rabbitmq
-from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.exits import CommandFailed, Exit, exit_of
 from hopback.cli.options import WholeNumber, header_pairs
 from hopback.errors import (
+    AccessRefused,
     ConnectionLost,
     PublishFailed,
     PublishInterrupted,
@@ -188,7 +189,9 @@ async def _publish(url: str, messages: Iterable[Message], place: str, delay: str
             remedy = f"Run an application that declares app.delays(longest={delay!r}) first."
         elif isinstance(error, Returned):
             remedy = "Check the name. `hopback run` declares the queues of an application when it starts."
-        raise CommandFailed(str(error), do=remedy) from error
+        cause = error.__cause__
+        deciding = cause if isinstance(cause, AccessRefused | ConnectionLost) else error
+        raise CommandFailed(str(error), do=remedy, code=exit_of(deciding)) from error
     finally:
         await connection.close()
         if confirmed:

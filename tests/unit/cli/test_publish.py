@@ -10,12 +10,14 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.server import ServerSettings
+from hopback.broker.server import Permission, ServerSettings
 from hopback.cli.app import run
 from hopback.testing.threads import BrokerThread
 from hopback.topology.definitions import write_definitions
@@ -126,6 +128,36 @@ def test_unroutable_publish_names_exchange_and_key(
     )
     assert "Check the name. `hopback run` declares the queues" in told.err
     assert told.out == ""
+
+
+def test_publish_without_permission_exits_with_4(capsys: pytest.CaptureFixture[str]) -> None:
+    reader = Permission(configure="", write="", read=".*")
+    settings = ServerSettings(port=0, http_port=None, permissions={("guest", "/"): reader})
+    with BrokerThread(settings) as found:
+        found.server.load(_DEFINITIONS)
+        assert run(["publish", "orders", "{}", "--broker", found.url]) == 4
+    assert "ACCESS_REFUSED" in capsys.readouterr().err
+
+
+def test_publish_over_lost_connection_exits_with_7(
+    broker: BrokerThread, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The broker closes the connection between two lines of an endless input."""
+    stop = threading.Thread(target=broker.disconnect)
+
+    def readline(_limit: int) -> bytes:
+        if _stored(broker) and stop.ident is None:
+            stop.start()
+        return b"{}\n"
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=SimpleNamespace(readline=readline)))
+    try:
+        assert run(["publish", "orders", "-"]) == 7
+    finally:
+        stop.join()
+    told = capsys.readouterr()
+    assert "CONNECTION_FORCED" in told.err
+    assert " confirmed for orders." in told.out
 
 
 @pytest.mark.parametrize(
