@@ -215,6 +215,11 @@ def rehearse(
     concurrency of its handlers is used. `-o html` and `-o svg` draw charts, so redirect them to a
     file.
     """
+    if goals and (detailed_exit_code or engine != EngineKind.FLUID):
+        raise click.UsageError(
+            "--advise uses the fluid engine and has its own exit status: remove --engine exact and"
+            " --detailed-exit-code."
+        )
     app = source.app()
     topology = source.topology() if app is None else app.topology
     options = RehearseOptions(**chosen)
@@ -251,6 +256,10 @@ def _from_file(name: str, options: RehearseOptions) -> Scenario:
 
 
 def _from_options(topology: Topology, app: App | None, options: RehearseOptions) -> Scenario:
+    if options.rate is not None and options.profile is not None:
+        raise click.UsageError("--rate and --profile both define the rate: remove one of them.")
+    if options.burst_every is not None and options.arrivals != ArrivalKind.BURSTS:
+        raise click.UsageError("--burst-every needs --arrivals bursts.")
     queues = [plan.queue for plan in topology.plans]
     if options.queue is None and len(queues) != 1:
         raise CommandFailed(

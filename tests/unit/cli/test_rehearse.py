@@ -100,6 +100,15 @@ def test_rehearse_application_uses_concurrency_and_breaker_of_handlers(
         (("nowhere", "--rate", "1/s"), 5, "nowhere"),
         (("recommended", "--rate", "live"), 2, "HOPBACK_BROKER"),
         (("json:dumps", "--rate", "1/s"), 5, "json"),
+        (("recommended", "--rate", "1/s", "--profile", "day.csv"), 2, "remove one of them"),
+        (("recommended", "--rate", "1/s", "--burst-every", "10s"), 2, "needs --arrivals bursts"),
+        (
+            (*_LONG[1:], "--arrivals", "poisson", "--burst-every", "10s"),
+            2,
+            "needs --arrivals bursts",
+        ),
+        ((*_LONG[1:], "--advise", "recovered within 1s", "--engine", "exact"), 2, "--engine exact"),
+        ((*_LONG[1:], "--advise", "recovered within 1s", "--detailed-exit-code"), 2, "exit status"),
     ],
 )
 def test_rehearse_mistakes_have_message_and_exit_code(
