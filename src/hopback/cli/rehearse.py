@@ -275,7 +275,7 @@ def _from_options(topology: Topology, app: App | None, options: RehearseOptions)
     load = replace(
         usual,
         arrivals=ArrivalKind(options.arrivals or usual.arrivals),
-        burst_s=options.burst_every or usual.burst_s,
+        burst_s=usual.burst_s if options.burst_every is None else options.burst_every,
         fail=options.fail or usual.fail,
         poison=options.poison or usual.poison,
         handler_s=handler_s,
@@ -292,9 +292,10 @@ def _from_options(topology: Topology, app: App | None, options: RehearseOptions)
         from hopback.policy.breaker import BreakerPolicy
 
         load = replace(load, breaker=BreakerPolicy())
+    length = options.length
     return Scenario(
         loads=(load,),
-        duration_s=options.length or time_for(topology.plan(queue), options.outages),
+        duration_s=time_for(topology.plan(queue), options.outages) if length is None else length,
         outages=options.outages,
         seed=options.seed or 0,
         version=options.version or BrokerVersion(4, 0),

@@ -231,15 +231,11 @@ class Scenario:
                  f"{one.start_s:g}s of {self.duration_s:g}s")
             )  # fmt: skip
         runs = "a handler that takes some time, 1ms or more"
-        return checks + [
-            (
-                f"queues.{load.queue}.handler",
-                0 < load.handler_s < math.inf,
-                runs,
-                f"{load.handler_s:g}s",
-            )
-            for load in self.loads
-        ]
+        for load in self.loads:
+            path, handler, burst = f"queues.{load.queue}", load.handler_s, load.burst_s
+            checks.append((f"{path}.handler", 0 < handler < math.inf, runs, f"{handler:g}s"))
+            checks.append((f"{path}.burst-every", burst > 0, "more than 0s", f"{burst:g}s"))
+        return checks
 
     def load(self, queue: str) -> Load | None:
         return next((load for load in self.loads if load.queue == queue), None)

@@ -100,6 +100,12 @@ def test_rehearse_application_uses_concurrency_and_breaker_of_handlers(
         (("nowhere", "--rate", "1/s"), 5, "nowhere"),
         (("recommended", "--rate", "live"), 2, "HOPBACK_BROKER"),
         (("json:dumps", "--rate", "1/s"), 5, "json"),
+        (("recommended", "--rate", "1/s", "--for", "0s"), 1, "more than 0s"),
+        (
+            ("recommended", "--rate", "1/s", "--arrivals", "bursts", "--burst-every", "0s"),
+            1,
+            "queues.orders.burst-every: expected more than 0s, got 0s",
+        ),
         (("recommended", "--rate", "1/s", "--profile", "day.csv"), 2, "remove one of them"),
         (("recommended", "--rate", "1/s", "--burst-every", "10s"), 2, "needs --arrivals bursts"),
         (

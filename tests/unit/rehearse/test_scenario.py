@@ -94,6 +94,7 @@ def test_scenario_mistakes_are_reported_with_path() -> None:
         ({"outages": (Outage(9000.0, 10.0),)}, "a start within the rehearsal"),
         ({"outages": (Outage(0.0, 10.0, ("nothing",)),)}, "queues or dependencies"),
         ({"loads": ()}, "at least one queue"),
+        ({"loads": (Load("orders", (RateStep(0.0, 1.0),), burst_s=0.0),)}, "burst-every"),
     ],
 )
 def test_invalid_scenario_values_are_refused(change: dict[str, object], words: str) -> None:
