@@ -132,7 +132,18 @@ def _host(text: str, default_port: int) -> tuple[str, int]:
     port = int(found["port"] or default_port)
     if not 0 < port < 65_536:
         raise InvalidUrl("a port from 1 to 65535", str(port))
-    return found["six"] or unquote(found["name"]) or "localhost", port
+    name = found["six"] or unquote(found["name"]) or "localhost"
+    _check_name(name)
+    return name, port
+
+
+def _check_name(host: str, option: str = "") -> None:
+    """Raise InvalidUrl if `getaddrinfo` or TLS could not encode a host name."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        expected = "a valid host name, with labels of 1 to 63 characters"
+        raise InvalidUrl(expected, repr(host), option=option) from None
 
 
 def _integer(options: dict[str, str], name: str, default: int, low: int, high: int) -> int:
@@ -169,6 +180,7 @@ def _tls(scheme: str, options: dict[str, str]) -> TlsOptions | None:
     if verify not in ("verify_peer", "verify_none"):
         raise InvalidUrl("verify_peer or verify_none", repr(verify), option="verify")
     name = options.get("server_name_indication")
+    _check_name(name or "", "server_name_indication")
     return TlsOptions(
         cacertfile=options.get("cacertfile"),
         certfile=options.get("certfile"),

@@ -173,6 +173,7 @@ def test_publish_over_lost_connection_exits_with_7(
         (["orders", "1e999"], "message 1: expected a payload that JSON can express, got inf at $"),
         (["orders", "{}", "--header", "a"], "expected NAME=TEXT, got 'a'"),
         (["orders", "{}", "--delay", "4"], "add a unit, as in 4s"),
+        (["orders", "{}", "--broker", "amqp://a..b/"], "got no valid host"),
     ],
 )
 def test_invalid_publish_is_usage_error_and_sends_nothing(

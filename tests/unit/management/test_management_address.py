@@ -67,6 +67,8 @@ def test_printed_address_has_no_password() -> None:
         (None, "amqp://x:hidden@mq"),
         ("amqp://x:hidden@mq:notaport", None),
         ("amqp://", None),
+        ("amqp://x:hidden@a..b", None),
+        (None, "http://x:hidden@é..b"),
         (None, None),
     ],
 )

@@ -116,6 +116,7 @@ def _split(text: str, what: str, schemes: tuple[str, ...]) -> SplitResult:
         parts = urlsplit(
             f"{scheme}{separator}{credentials}{at}{hosts.split(',')[0]}{rest[len(authority) :]}"
         )
+        (parts.hostname or "").encode("idna")  # raises ValueError like the rest
         found = "no valid host" if parts.scheme in schemes else describe_scheme(text)
         well_formed = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
     except ValueError:
