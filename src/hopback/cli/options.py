@@ -65,7 +65,12 @@ class HttpAddress(click.ParamType[tuple[str, int]]):
         if isinstance(value, tuple):
             return value
         host, _, port = str(value).rpartition(":")
-        if not port.isdecimal() or int(port) > 65_535:
+        try:
+            host.encode("idna")
+            is_valid = port.isdecimal() and int(port) <= 65_535
+        except UnicodeError:  # a label of the host is empty or too long
+            is_valid = False
+        if not is_valid:
             self.fail(f"expected PORT or HOST:PORT, got {value!r}", param, ctx)
         return host.strip("[]") or "127.0.0.1", int(port)
 

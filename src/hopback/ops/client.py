@@ -119,14 +119,17 @@ class RemoteDeadLetters:
             self._url += f"/brokers/{quote(broker, safe='')}"
         self._silence_s = silence_s
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._client = httpx.AsyncClient(
-            base_url=self._url,
-            headers=headers,
-            timeout=silence_s,
-            transport=transport,
-            # A proxy from the environment could read the token, unless TLS is used.
-            trust_env=url.startswith("https://"),
-        )
+        try:
+            self._client = httpx.AsyncClient(
+                base_url=self._url,
+                headers=headers,
+                timeout=silence_s,
+                transport=transport,
+                # A proxy from the environment could read the token, unless TLS is used.
+                trust_env=url.startswith("https://"),
+            )
+        except httpx.InvalidURL as error:
+            raise BadRequest("server", f"a valid address: {error}") from error
 
     async def __aenter__(self) -> Self:
         return self

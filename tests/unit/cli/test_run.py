@@ -115,7 +115,7 @@ def test_http_port_without_host_listens_on_loopback(text: str, address: tuple[st
     assert HttpAddress().convert(text, None, None) == address
 
 
-@pytest.mark.parametrize("text", ["", "http", "localhost:", "1:99999", "-1", "::1:x"])
+@pytest.mark.parametrize("text", ["", "http", "localhost:", "1:99999", "-1", "::1:x", "a..b:80"])
 def test_invalid_http_address_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="expected PORT or HOST:PORT"):
         HttpAddress().convert(text, None, None)

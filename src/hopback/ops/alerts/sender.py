@@ -76,6 +76,8 @@ class AlertSender:
             raise NotTaken(_shorten(f"{type(error).__name__}: {error}")) from None
         except OSError as error:
             raise NotTaken(_shorten(error.strerror or type(error).__name__)) from None
+        except UnicodeError as error:  # the host of the mail server cannot be looked up
+            raise NotTaken(_shorten(str(error))) from None
 
     async def _post(self, notice: AlertNotice) -> None:
         import httpx
@@ -103,7 +105,7 @@ class AlertSender:
                 if not answer.is_success:
                     text = said[:_LONGEST_ANSWER].decode("utf-8", "replace").strip()
                     raise NotTaken(_shorten(f"it answered {answer.status_code} {text}"))
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise NotTaken(_shorten(str(error) or type(error).__name__)) from None
 
     def _mail(self, notice: AlertNotice) -> None:

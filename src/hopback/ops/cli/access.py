@@ -188,9 +188,9 @@ async def open_dead_letters(access: OpsAccess) -> AsyncIterator[DeadLetters]:
         if access.server is not None:
             from hopback.ops.client import RemoteDeadLetters
 
-            _warn_of_plain_token(access)
             name = access.broker if access.is_named else None
             remote = RemoteDeadLetters(access.server, access.token, broker=name)
+            _warn_of_plain_token(access)
             yield await stack.enter_async_context(remote)
         else:
             # Users with access to the broker can publish to it anyway, so they may edit messages.

@@ -7,8 +7,9 @@ import asyncio
 import httpx
 import pytest
 
+from hopback.clock import SystemClock
 from hopback.ops.alerts.book import AlertBook
-from hopback.ops.alerts.sender import mail_of
+from hopback.ops.alerts.sender import AlertSender, NotTaken, mail_of
 from hopback.ops.alerts.values import Alert, AlertKind, AlertNotice, AlertState
 from hopback.ops.alerts.watch import Alerting, AlertReader
 from hopback.ops.contract.requests import RedriveRequest
@@ -108,6 +109,21 @@ async def _end_job(found: Raffle, number: int, state: JobState) -> None:
     job = JobRecord(f"j-{number}", spec)
     await found.operations.journal.begin(job, "another process")
     await found.operations.journal.save(job.to(state, 0.0), "another process")
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ({"kind": "mail", "host": "a..b", "sender": "a@b.c", "to": ["a@b.c"]}, "label"),
+        ({"kind": "webhook", "url": "http://é../"}, "hostname"),
+    ],
+)
+async def test_alert_for_invalid_host_is_not_taken(target: dict[str, object], problem: str) -> None:
+    alerts = {"targets": [{"name": "ops", **target}]}
+    settings = parse_settings({"alerts": alerts}, {}, "test").alerts
+    sender = AlertSender(settings.targets[0], {}, SystemClock())
+    with pytest.raises(NotTaken, match=problem):
+        await sender.send(AlertNotice("n-1", "ops", Moment(1.0), is_test=True))
 
 
 def _alert(number: int, broker: str = "") -> Alert:

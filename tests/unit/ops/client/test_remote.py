@@ -175,7 +175,17 @@ async def test_remote_discard_plan_names_server_file(tmp_path: Path) -> None:
         assert len(found.held(DLQ)) == 1
 
 
-@pytest.mark.parametrize("url", ["localhost:8080", "amqp://localhost", "http://ann:pw@localhost"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8080",
+        "amqp://localhost",
+        "http://ann:pw@localhost",
+        "http://localhost:x",
+        "http://é..",
+        "http://[::1",
+    ],
+)
 def test_invalid_server_address_is_refused_without_password(url: str) -> None:
     with pytest.raises(BadRequest) as refused:
         RemoteDeadLetters(url)
