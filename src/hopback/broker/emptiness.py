@@ -15,7 +15,7 @@ these clients is raised.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.broker.port import Connection, count_now
@@ -26,13 +26,15 @@ from hopback.errors import (
     UnsafeOperation,
 )
 from hopback.topology.effective import effective_arguments
-from hopback.topology.expand import retry_queues
+from hopback.topology.expand import SHADOW, retry_queues
 from hopback.topology.model import Queue, QueueType, Topology
+from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 
     from hopback.broker.management.readings import QueueCounts, QueueReading
+    from hopback.fields import FieldValue
     from hopback.topology.plan import Plan
     from hopback.version import BrokerVersion
 
@@ -75,7 +77,8 @@ def feeders(
     them.
 
     The broker sends dead letters through the default exchange, and the consumers of a plan publish
-    failed messages to its retry and dead-letter queues.
+    failed messages to its retry and dead-letter queues. If dead letters keep their routing key, the
+    queue is included if its bindings accept this queue's name as a routing key.
     """
     by_plan = {
         plan.queue
@@ -94,12 +97,25 @@ def _dead_letters_to(
     queue: str, source: Queue, live: Topology, version: BrokerVersion | None
 ) -> bool:
     told = effective_arguments(source, live.policies, version)
-    exchange = told.get("x-dead-letter-exchange")
-    if exchange is None:
-        return False
-    if exchange == "":
-        return told.get("x-dead-letter-routing-key") == queue
-    return any(b.source == exchange and b.destination == queue for b in live.bindings)
+    if _keeps_key(told):
+        # Only a migration publishes with the name of a shadow queue, and only to that queue.
+        return not queue.endswith(SHADOW) and _may_receive(source.name, queue, live)
+    exchange, key = (told.get(f"x-dead-letter-{part}") for part in ("exchange", "routing-key"))
+    return exchange == "" and key == queue
+
+
+def _keeps_key(told: Mapping[str, FieldValue]) -> bool:
+    """Return True if dead letters are sent to the queue whose name is their original routing key."""
+    return told.get("x-dead-letter-exchange") == "" and "x-dead-letter-routing-key" not in told
+
+
+def _may_receive(queue: str, key: str, live: Topology) -> bool:
+    """Return True if a binding of the queue accepts messages with this routing key."""
+    bindings = [binding for binding in live.bindings if binding.destination == queue]
+    bound = {binding.source for binding in bindings}
+    exchanges = [each for each in (*PREDECLARED, *live.exchanges) if each.name in bound]
+    table = RoutingTable(exchanges, [queue], bindings)
+    return any(table.reachable(exchange.name, key) for exchange in exchanges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,31 +166,58 @@ class Emptiness:
         This means that they have consumers or unacked messages. Has to be called before anything is
         changed.
         """
-        # Messages that arrive through bindings are not a problem, because bindings are removed
-        # later.
-        live = replace(await self._management.live_topology(self._vhost), bindings=())
-        sources = [each.name for name in queues for each in self._feeders(name, live)]
-        await self._until_free((*queues, *sources), clear_for_s=0.0)
+        live = await self._management.live_topology(self._vhost)
+        busy = dict.fromkeys(queues, "")
+        for queue in queues:
+            for source, how, _ in self._sources(queue, live):
+                busy.setdefault(source, how)
+        await self._until_free(busy, clear_for_s=0.0, within_s=self._watch_s)
+
+    async def refuse_fed(self, queues: Collection[str]) -> None:
+        """Raise UnsafeOperation if messages in other queues may expire into these queues, and remain
+        after `patience_s`. Has to be called before anything is changed.
+
+        A missing queue is not checked. It loses such messages until it is declared again.
+        """
+        live = await self._management.live_topology(self._vhost)
+        feeding = {
+            source: how
+            for queue in queues
+            if live.queue(queue) is not None
+            for source, how, empty in self._sources(queue, live)
+            if empty and source not in queues
+        }
+        await self._until_free(feeding, clear_for_s=0.0, within_s=self._patience_s, empty=True)
 
     async def refuse_held(self, queues: Collection[str]) -> None:
         """Raise UnsafeOperation unless it is proven that the queues have no consumers and no held
         messages.
         """
-        await self._until_free(queues, clear_for_s=self._watch_s)
+        busy = dict.fromkeys(queues, "")
+        await self._until_free(busy, clear_for_s=self._watch_s, within_s=self._watch_s)
 
-    async def _until_free(self, queues: Collection[str], *, clear_for_s: float) -> None:
-        """Wait until the queues are not in use. The counts may be older than a settlement, so read
-        them repeatedly.
+    async def _until_free(
+        self,
+        queues: Mapping[str, str],
+        *,
+        clear_for_s: float,
+        within_s: float,
+        empty: bool = False,
+    ) -> None:
+        """Wait until the queues are not in use, or until they are also empty. The counts may be
+        older than a settlement, so read them repeatedly.
+
+        The values of `queues` are appended to the obstacles.
         """
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._watch_s
+        until = loop.time() + within_s
         since: float | None = None
         while True:
             totals = await self._management.totals(self._vhost)
             found = {
-                name: obstacles
-                for name in dict.fromkeys(queues)
-                if (obstacles := await self._in_use(name, totals))
+                name: [text + how for text in obstacles]
+                for name, how in queues.items()
+                if (obstacles := await self._in_use(name, totals, empty=empty))
             }
             now = loop.time()
             if not found:
@@ -185,9 +228,13 @@ class Emptiness:
                 since = None
                 listed = [text for obstacles in found.values() for text in obstacles]
                 if now >= until:
+                    remedy = (
+                        "Start again when these queues are empty"
+                        if empty
+                        else "Stop them, close browse sessions, and start again"
+                    )
                     raise UnsafeOperation(
-                        f"no changes were made: {await self._told(listed, found)}."
-                        " Stop them, close browse sessions, and start again"
+                        f"no changes were made: {await self._told(listed, found)}. {remedy}"
                     )
                 self._tell(listed)
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -263,22 +310,31 @@ class Emptiness:
             ]
             held += [queue.name] if found else []
             obstacles += found
-            for source in self._feeders(queue.name, live):
-                # The TTL or a length limit may also remove messages from the queue, not just a
-                # consumer.
-                told = effective_arguments(source, live.policies, self._connection.version)
-                limited = "x-max-length" in told or "x-max-length-bytes" in told
-                drops = limited and told.get("x-overflow", "drop-head") != "reject-publish"
-                empty = drops or "x-message-ttl" in told
-                found = await self._in_use(source.name, totals, empty=empty)
-                held += [source.name] if found else []
-                obstacles += [f"{text}, and sends to {queue.name!r} by name" for text in found]
+            for source, how, empty in self._sources(queue.name, live):
+                found = await self._in_use(source, totals, empty=empty)
+                held += [source] if found else []
+                obstacles += [text + how for text in found]
         return _Observation(
             tuple(ready), tuple(dict.fromkeys(obstacles)), tuple(dict.fromkeys(held))
         )
 
-    def _feeders(self, queue: str, live: Topology) -> tuple[Queue, ...]:
-        return feeders(queue, live, self._plans, self._connection.version)
+    def _sources(self, queue: str, live: Topology) -> Iterator[tuple[str, str, bool]]:
+        """Yield the queues that send messages to this queue by name. Each comes with an explanation,
+        and True if it has to be empty.
+        """
+        for source in feeders(queue, live, self._plans, self._connection.version):
+            told = effective_arguments(source, live.policies, self._connection.version)
+            # The TTL or a length limit may also remove messages from the queue, not just a
+            # consumer.
+            limited = "x-max-length" in told or "x-max-length-bytes" in told
+            drops = limited and told.get("x-overflow", "drop-head") != "reject-publish"
+            how = f"sends to {queue!r} by name"
+            if _keeps_key(told):
+                how = (
+                    f"may send dead letters to {queue!r}, because it has no dead-letter-routing-key"
+                    " (a policy can set one)"
+                )
+            yield source.name, f", and {how}", drops or "x-message-ttl" in told
 
     async def _in_use(
         self, queue: str, totals: Mapping[str, QueueCounts], *, empty: bool = False

@@ -292,8 +292,8 @@ async def migrate(
 
     Raises:
         UnsafeOperation: If a queue has consumers, if unacked messages are not settled within `patience_s`, if
-            objects other than queues are different, if a new queue has no room for its messages, or if
-            there is no management API.
+            messages of another queue may still expire into a queue, if objects other than queues are
+            different, if a new queue has no room for its messages, or if there is no management API.
     """
     if planned.obstacles:
         raise UnsafeOperation("no changes were made:\n" + "\n".join(planned.obstacles))
@@ -319,10 +319,11 @@ async def replace_queues(
 ) -> int:
     """Run the three steps. If a previous run was interrupted, continue where it stopped."""
     await emptiness.refuse_busy([one.queue.name for one in replacements])
+    old = [one for one in replacements if not await _is_new(connection, one.queue)]
+    await emptiness.refuse_fed([one.queue.name for one in old])
     await _check_room(connection, replacements)
     moved = dict.fromkeys((one.queue.name for one in replacements), 0)
     back = dict(moved)
-    old = [one for one in replacements if not await _is_new(connection, one.queue)]
     by_name = {one.queue.name: one for one in replacements}
 
     async def to_shadow(name: str) -> None:

@@ -22,7 +22,7 @@ from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.expand import SHADOW
-from hopback.topology.model import Policy, Queue, QueueType, Topology
+from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -362,6 +362,90 @@ async def test_queue_is_deleted_only_when_its_feeding_queue_is_empty() -> None:
     assert await on.bodies("main") == numbered(7)
 
 
+def keyless(ttl_ms: int, *queues: Queue) -> Topology:
+    """A retry queue behind a fanout exchange. Its messages return by their original routing key."""
+    wait: dict[str, FieldValue] = {"x-dead-letter-exchange": "", "x-message-ttl": ttl_ms}
+    return Topology(
+        "t",
+        (Exchange("failed", "fanout"),),
+        (*queues, Queue("orders.wait", arguments=wait)),
+        (Binding("failed", "orders.wait"),),
+    )
+
+
+def classic_orders(ttl_ms: int) -> Topology:
+    """A queue whose failures wait in the retry queue."""
+    return keyless(ttl_ms, Queue("orders", arguments={"x-dead-letter-exchange": "failed"}))
+
+
+def quorum_orders(ttl_ms: int) -> Topology:
+    """Only the type of the main queue differs."""
+    failed = {"x-dead-letter-exchange": "failed"}
+    return keyless(ttl_ms, Queue("orders", QueueType.QUORUM, arguments=failed))
+
+
+async def reject(on: Site, queue: str, count: int) -> None:
+    """Publish messages to a queue and reject them."""
+    await on.fill(queue, count)
+    channel = await on.connection.open_channel()
+    while delivery := await channel.get(queue):
+        channel.reject(delivery.tag, requeue=False)
+    await channel.close()
+
+
+@in_virtual_time
+async def test_queue_is_not_deleted_while_retries_return_by_original_routing_key() -> None:
+    """The broker would drop a retry that expires between the delete and the declare."""
+    on = await site()
+    await declare(on.connection, classic_orders(30_000))
+    await reject(on, "orders", 7)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    gone: list[float] = []
+    told: list[str] = []
+
+    def note(text: str) -> None:
+        told.append(text)
+        if "the old queue is gone" in text:
+            gone.append(loop.time())
+
+    planned = migration(quorum_orders(30_000), await on.management.live_topology())
+    assert [one.queue.name for one in planned.replacements] == ["orders"]
+    await migrate(on.connection, planned, note, management=on.management)
+    assert gone[0] - began > 30
+    assert told[0].startswith("waiting: 'orders.wait' has 7 messages, and may send dead letters to")
+    assert await on.bodies("orders") == numbered(7)
+
+
+@in_virtual_time
+async def test_retries_that_wait_longer_than_migration_prevent_it_before_any_change() -> None:
+    on = await site()
+    await declare(on.connection, classic_orders(3_600_000))
+    await reject(on, "orders", 7)
+    await on.fill("orders", 5)
+    refused = r"no changes were made: 'orders\.wait' has 7 messages, and may send dead letters to"
+    with pytest.raises(UnsafeOperation, match=refused):
+        await on.migrate(quorum_orders(3_600_000))
+    assert await count_now(on.connection, "orders" + SHADOW) is None
+    await declare(on.connection, classic_orders(3_600_000))
+    await asyncio.sleep(3600)
+    await on.migrate(quorum_orders(3_600_000))
+    assert await on.bodies("orders") == numbered(7) + numbered(5)
+
+
+@in_virtual_time
+async def test_policy_with_dead_letter_key_excludes_unrelated_queue() -> None:
+    on = await site()
+    await declare(on.connection, classic_orders(3_600_000))
+    channel = await on.connection.open_channel()
+    await channel.publish(Message("failed", "payments", b"unrelated"))
+    definition: dict[str, FieldValue] = {"dead-letter-routing-key": "payments"}
+    policy = Policy("other", r"^orders\.wait$", definition, apply_to="queues")
+    await on.management.put_policy("/", policy)
+    await on.migrate(quorum_orders(3_600_000))
+    assert await on.bodies("orders.wait") == Counter([b"unrelated"])
+
+
 @in_virtual_time
 async def test_consumers_that_park_by_name_must_be_stopped() -> None:
     """Only the dead-letter queue differs, but the consumer of the main queue publishes to it."""
@@ -457,3 +541,26 @@ def test_feeders_are_found_in_arguments_policies_and_plans() -> None:
     plan: Plan = HARDENED.plans[0]
     handled = Topology("t", queues=(Queue(plan.queue), Queue(plan.parking.queue)))
     assert [e.name for e in feeders(plan.parking.queue, handled, [plan])] == [plan.queue]
+
+
+def test_feeders_without_dead_letter_key_are_found_by_their_bindings() -> None:
+    """A queue of which no binding accepts the key does not contain messages for that queue."""
+    keeps: dict[str, FieldValue] = {"x-dead-letter-exchange": ""}
+    names = ("fanout", "direct", "other", "topic", "narrow", "headers", "predeclared", "unbound")
+    live = Topology(
+        "t",
+        (Exchange("f", "fanout"), Exchange("d"), Exchange("t", "topic"), Exchange("h", "headers")),
+        (Queue("q"), *(Queue(name, arguments=keeps) for name in names)),
+        (
+            Binding("f", "fanout"),
+            Binding("d", "direct", "q"),
+            Binding("d", "other", "other"),
+            Binding("t", "topic", "*"),
+            Binding("t", "narrow", "order.#"),
+            Binding("h", "headers", arguments={"kind": "order"}),
+            Binding("amq.direct", "predeclared", "q"),
+        ),
+    )
+    found = [each.name for each in feeders("q", live)]
+    assert found == ["fanout", "direct", "topic", "headers", "predeclared"]
+    assert feeders("q" + SHADOW, live) == ()
