@@ -23,7 +23,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hopback.broker.declare import declare
+from hopback.broker.declare import declare, own_exchanges
 from hopback.broker.emptiness import PATIENCE_S, WATCH_S, Emptiness, Ledger
 from hopback.broker.port import Channel, Connection, count, count_now
 from hopback.errors import BrokerError, PreconditionFailed, UnsafeOperation
@@ -34,7 +34,7 @@ from hopback.text import count_of
 from hopback.topology.diff import diff
 from hopback.topology.effective import effective_arguments
 from hopback.topology.expand import NO_DELIVERY_LIMIT, SHADOW, retry_queues
-from hopback.topology.model import Binding, Queue, QueueType, Topology
+from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
 from hopback.topology.plan import Count, Plan
 
 if TYPE_CHECKING:
@@ -306,7 +306,13 @@ async def migrate(
         patience_s=patience_s,
         on_wait=on_done,
     )
-    moved = await replace_queues(connection, planned.replacements, emptiness, on_done)
+    moved = await replace_queues(
+        connection,
+        planned.replacements,
+        emptiness,
+        on_done,
+        exchanges=own_exchanges(planned.desired),
+    )
     await declare(connection, planned.desired)
     return moved
 
@@ -316,8 +322,13 @@ async def replace_queues(
     replacements: Sequence[Replacement],
     emptiness: Emptiness,
     on_done: Callable[[str], object] = lambda text: None,
+    *,
+    exchanges: Iterable[Exchange] = (),
 ) -> int:
-    """Run the three steps. If a previous run was interrupted, continue where it stopped."""
+    """Run the three steps. If a previous run was interrupted, continue where it stopped.
+
+    `exchanges` are declared first, because new bindings may need them.
+    """
     await emptiness.refuse_busy([one.queue.name for one in replacements])
     old = [one for one in replacements if not await _is_new(connection, one.queue)]
     await emptiness.refuse_fed([one.queue.name for one in old])
@@ -336,8 +347,7 @@ async def replace_queues(
         name = shadow.removesuffix(SHADOW)
         back[name] += await move_all(connection, shadow, name, _as_it_is)
 
-    for one in old:
-        await _declare(connection, one.shadow)
+    await _declare(connection, *exchanges, *(one.shadow for one in old))
     if old:
         await asyncio.sleep(_ON_DISK_S)
     for one in old:
@@ -402,9 +412,13 @@ async def _switch(
     await channel.close()
 
 
-async def _declare(connection: Connection, queue: Queue) -> None:
+async def _declare(connection: Connection, *items: Exchange | Queue) -> None:
     channel = await connection.open_channel()
-    await channel.declare_queue(queue)
+    for item in items:
+        if isinstance(item, Queue):
+            await channel.declare_queue(item)
+        else:
+            await channel.declare_exchange(item)
     await channel.close()
 
 

@@ -177,6 +177,46 @@ def test_queue_without_plan_is_migrated_with_bindings() -> None:
     with_broker(play)
 
 
+def test_migration_declares_new_exchange_before_binding_queue_to_it() -> None:
+    """The binding was refused after the first ones, and every publish was stored twice."""
+    ev, ev2 = Exchange("ev", "fanout"), Exchange("ev2", "fanout")
+    old = Topology("t", (ev,), (Queue("orders"),), (Binding("ev", "orders"),))
+    desired = Topology(
+        "t",
+        (ev, ev2),
+        (Queue("orders", QueueType.QUORUM),),
+        (Binding("ev", "orders"), Binding("ev2", "orders")),
+    )
+
+    async def play(connection: Connection) -> None:
+        await declare(connection, old)
+        await fill(connection, "orders", 3)
+        assert await migrate(connection, migration(desired, old)) == 3
+        channel = await connection.open_channel()
+        for exchange in ("ev", "ev2"):
+            await channel.publish(Message(exchange, "", exchange.encode()))
+        await channel.close()
+        found = await bodies(connection, "orders")
+        assert found == ["orders 0", "orders 1", "orders 2", "ev", "ev2"]
+
+    with_broker(play)
+
+
+def test_refused_migration_declares_no_exchange() -> None:
+    old = Topology("t", queues=(Queue("orders"),))
+    desired = Topology("t", (Exchange("ev2"),), (Queue("orders", QueueType.QUORUM),))
+
+    async def play(connection: Connection) -> None:
+        await declare(connection, old)
+        channel = await connection.open_channel()
+        await channel.consume("orders", lambda delivery: None)
+        with pytest.raises(UnsafeOperation, match="no changes were made"):
+            await migrate(connection, migration(desired, old))
+        assert (await MANAGEMENT.get().live_topology()).exchanges == ()
+
+    with_broker(play)
+
+
 def test_messages_published_during_migration_are_kept() -> None:
     async def play(connection: Connection) -> None:
         await declare(connection, FAITHFUL)
