@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hopback.broker.port import REPLY_TO
 from hopback.errors import (
     AccessRefused,
     AnswerTimeout,
@@ -366,6 +367,26 @@ async def test_settlement_on_closing_connection_raises() -> None:
     await closing
     assert server.settlements() == []
     assert channel.lost == (1,)
+
+
+async def test_deliveries_without_acks_are_never_unsettled() -> None:
+    """Replies to requests are received on one channel for as long as the process runs."""
+    server, channel = await _channel()
+    replies: list[Delivery] = []
+    held: list[Delivery] = []
+    await channel.consume(REPLY_TO, replies.append, tag="replies", no_ack=True)
+    await channel.consume("q", held.append, tag="c")
+    for tag in range(1, 101):
+        server.deliver(tag, "replies")
+    for tag in (101, 102, 103):
+        server.deliver(tag, "c")
+    for delivery in held[:2]:
+        channel.ack(delivery.tag)
+    await _turn()
+    assert server.settlements() == [("basic.ack", 102, True, False)]
+    await channel.close()
+    assert len(replies) == 100
+    assert channel.lost == (103,)
 
 
 _REQUESTS: dict[str, Callable[[RabbitChannel], Awaitable[object]]] = {

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hopback.broker.port import OnCancel, OnDelivery, QueueState
@@ -625,6 +626,8 @@ class RabbitChannel:
         key = tag.encode()
         if key in self._consumers:
             raise ProtocolError(f"expected a new consumer tag on this channel, got {tag!r} again")
+        if no_ack:
+            on_delivery = partial(self._forget, on_delivery)
         self._consumers[key] = _ChannelConsumer(tag, queue, on_delivery, on_cancel)
         await self._request(
             "basic.consume",
@@ -636,6 +639,11 @@ class RabbitChannel:
             arguments=arguments or {},
         )
         return tag
+
+    def _forget(self, on_delivery: OnDelivery, delivery: Delivery) -> None:
+        """Remove a delivery that needs no ack from the unsettled ones and pass it on."""
+        self._settlements.unsettled.pop(delivery.tag, None)
+        on_delivery(delivery)
 
     async def cancel(self, tag: str) -> None:
         """Cancel a consumer. Its deliveries stay unsettled, and no more messages are delivered to
