@@ -55,7 +55,10 @@ The `remedy` of each class describes how to resolve the error.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "AccessRefused",
@@ -153,14 +156,18 @@ class InvalidTopology(TopologyError):
 
 class TopologyConflict(TopologyError):
     """Raised when the broker already has a queue or exchange with the same name but different
-    settings.
+    settings. `kinds` contains `queue` or `exchange` if they are known.
     """
 
     remedy: ClassVar[str] = (
-        "Change the declaration or migrate the object. Queue types and arguments cannot be changed in"
-        " place. `hopback adopt QUEUE` writes a file for both.  `hopback topology plan` compares all"
+        "Change the declaration or migrate the queue. Queue types and arguments cannot be changed in"
+        " place. `hopback adopt QUEUE` writes a file for both. `hopback topology plan` compares all"
         " objects."
     )
+
+    def __init__(self, message: str, *, kinds: Iterable[str] = ()) -> None:
+        self.kinds = frozenset(kinds)
+        super().__init__(message)
 
 
 class InvalidDeclaration(HopbackError):

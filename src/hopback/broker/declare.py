@@ -335,7 +335,7 @@ async def declare(connection: Connection, topology: Topology) -> None:
                     f"    `hopback adopt {shlex.quote(conflict.name)}` writes the file for the queue as it"
                     " is, and for a migrated one"
                 )
-        raise TopologyConflict("\n".join(lines))
+        raise TopologyConflict("\n".join(lines), kinds=[conflict.kind for conflict in other])
     channel = await connection.open_channel()
     try:
         for item in items:

@@ -295,6 +295,14 @@ async def _migrate(
     async with reach(access) as broker:
         management = _require_management(broker, "bindings can only be seen")
         planned = migration(desired, await management.live_topology(broker.vhost))
+        if planned.obstacles and not planned.replacements and not dry_run:
+            listed = "\n".join(planned.obstacles)
+            raise CommandFailed(
+                f"no changes were made: there is no queue to migrate, but\n{listed}",
+                do="Declare an exchange as the broker has it, or use a new name. `hopback topology apply"
+                " --replace NAME` replaces a policy.",
+                code=Exit.CONFLICT,
+            )
         if form == "table":
             _print_migration(planned)
         moved = 0

@@ -177,15 +177,15 @@ def _run_one(settings: RunSettings) -> int:
             do="`hopback topology check` shows the fix of each. --accept RULE starts despite it.",
         ) from error
     except TopologyConflict as error:
-        raise CommandFailed(
-            str(error),
-            do=(
-                f"`hopback topology plan {settings.target}` shows what would change and what is at risk;"
+        do = f"`hopback topology plan {settings.target}` shows what would change and what is at risk."
+        if "exchange" in error.kinds:
+            do += " No command replaces an exchange: declare it as the broker has it, or use a new name."
+        if "queue" in error.kinds:
+            do += (
                 f" `hopback topology migrate {settings.target}` replaces queues and keeps their messages"
                 " and bindings."
-            ),
-            code=exit_of(error),
-        ) from error
+            )
+        raise CommandFailed(str(error), do=do, code=exit_of(error)) from error
     if settings.parent is None:
         _print_report(report.handled, map(asdict, report.left))
     code = Exit.INTERRUPTED if forced else Exit.OK if report.clean else Exit.PARTIAL
