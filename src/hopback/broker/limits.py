@@ -131,7 +131,7 @@ async def restore_limits(
 
     Raises:
         UnsafeOperation: If a message was returned almost as often as the limit allows, or if its count cannot
-            be read because a client holds it. Nothing has been changed.
+            be read because a client holds it or it is gone. Nothing has been changed.
     """
     live = await management.live_topology(vhost)
     found = find_lifted_limits(await management.policies(vhost))
@@ -181,8 +181,15 @@ async def _refuse_spent(connection: Connection, queue: str, limit: int) -> None:
         await channel.consume(queue, see)
         while len(counts) < state.messages:
             news.clear()
-            async with asyncio.timeout(_STILL_S):
-                await news.wait()
+            try:
+                async with asyncio.timeout(_STILL_S):
+                    await news.wait()
+            except TimeoutError:
+                raise UnsafeOperation(
+                    f"no changes were made: {queue!r} had {state.messages} messages, and only"
+                    f" {len(counts)} of them could be read. Others have expired or were taken by"
+                    " a consumer. Run the command again"
+                ) from None
     finally:
         await channel.close()
     # This check has returned every message once more, and the next return must not reach the limit.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.limits import DLQ_LIMIT_PREFIX, lift_policy, restore_limits
+from hopback.broker.port import count_now
 from hopback.errors import UnsafeOperation
 from hopback.message import Message
 from hopback.testing import in_virtual_time
@@ -15,6 +17,7 @@ from hopback.topology.model import Queue, QueueType
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
+    from hopback.broker.management.readings import QueueReading
     from hopback.broker.port import Connection
 
 DLQ = Queue("old.errors", QueueType.QUORUM)
@@ -100,6 +103,45 @@ async def test_limit_is_not_restored_while_messages_are_held() -> None:
         await restore_limits(connection, management)
     await channel.close()
     assert await look(connection) == COUNT
+
+
+class Busy(EmbeddedManagement):
+    """A management API that has a consumer start after its first reading of a queue."""
+
+    consumer: Connection | None = None
+
+    async def queue(self, vhost: str, name: str) -> QueueReading:
+        found = await super().queue(vhost, name)
+        if self.consumer is None:
+            self.consumer = await self._broker.connect("late")
+            channel = await self.consumer.open_channel()
+            await channel.qos(1)
+            await channel.consume(name, lambda _: None)
+        return found
+
+
+@in_virtual_time
+async def test_limit_is_not_restored_if_consumer_starts_during_check() -> None:
+    """It is the single active consumer, so the check receives no messages."""
+    broker = EmbeddedBroker(version=BrokerVersion(4, 0))
+    connection, management = await broker.connect("test"), Busy(broker)
+    queue = Queue(DLQ.name, QueueType.QUORUM, arguments={"x-single-active-consumer": True})
+    channel = await connection.open_channel()
+    await channel.declare_queue(queue)
+    await management.put_policy("/", lift_policy(DLQ_LIMIT_PREFIX, queue, []))
+    for number in range(COUNT):
+        await channel.publish(Message("", queue.name, f"{number}".encode()))
+    await asyncio.sleep(10)  # until the broker reports the messages
+    with pytest.raises(
+        UnsafeOperation, match=r"no changes .* had 9 messages, and only 0 of them .* again"
+    ):
+        await restore_limits(connection, management, watch_s=0.0)
+    assert len(await management.policies()) == 1
+    assert management.consumer is not None
+    await management.consumer.close()
+    state = await count_now(connection, queue.name)
+    assert state is not None
+    assert state.messages == COUNT
 
 
 @in_virtual_time
