@@ -169,6 +169,8 @@ class _Member:
         )
         self.sending: list[asyncio.Task[None]] = []
         """The tasks of the periodic senders on the current connection."""
+        self.removal: asyncio.Lock = asyncio.Lock()
+        """Held while the application is removed."""
 
     def stop_sending(self) -> None:
         """Send no more periodic messages."""
@@ -371,22 +373,29 @@ class Service:
         The queues are unbound first, so that they do not receive any more messages. Periodic
         messages are not sent any more by this process. Running
         handlers may finish within the grace time. The queues and their messages are not deleted.
-        With any ownership other than `declare`, bindings are left unchanged.
+        With any ownership other than `declare`, bindings are left unchanged. If a call is cancelled,
+        call `remove` again to complete it.
 
         Raises:
             BrokerError: If a queue cannot be unbound. The application keeps running.
             UnsafeOperation: If retries depend on the binding. The application keeps running.
         """
         member, stack = self._added[app]
-        queues = [consumer.queue for consumer in member.consumers] if unbind else []
-        await self.upkeep.remove(app.topology, queues)
-        member.stop_sending()
-        ending = Shutdown(member.consumers, self._stopping, Bus(), self.options.grace)
-        self._handled_by_removed += (await ending.run()).handled
-        if self._added.pop(app, None) is not None:  # not running, so the service has ended
-            await stack.aclose()
-        for consumer in member.consumers:
-            self.environment.bus.emit("consumer.removed", {"queue": consumer.queue})
+        async with member.removal:
+            if member not in self._members:  # removed by another call
+                return
+            queues = [consumer.queue for consumer in member.consumers] if unbind else []
+            await self.upkeep.remove(member.assembly.topology, queues)
+            member.stop_sending()
+            ending = Shutdown(member.consumers, self._stopping, Bus(), self.options.grace)
+            handled = (await ending.run()).handled
+            try:
+                await stack.aclose()  # does nothing if the service has ended
+            finally:
+                if self._added.pop(app, None) is not None:
+                    self._handled_by_removed += handled
+                for consumer in member.consumers:
+                    self.environment.bus.emit("consumer.removed", {"queue": consumer.queue})
 
     def _serve(self, member: _Member, connection: Connection, group: asyncio.TaskGroup) -> None:
         member.sending = []

@@ -132,12 +132,14 @@ class Upkeep:
         self._join()
 
     async def remove(self, topology: Topology, queues: Collection[str]) -> None:
-        """Stop checking a topology and unbind its queues.
+        """Stop checking a topology and unbind its queues. Does nothing if this was already done.
 
         Raises:
             BrokerError: If a queue cannot be unbound.
             UnsafeOperation: If retries depend on a binding.
         """
+        if topology not in self._added:
+            return
         if self._ownership is not Ownership.DECLARE or not queues:
             self.forget(topology)
             return
@@ -156,8 +158,9 @@ class Upkeep:
                     if binding.destination in queues and binding not in self.topology.bindings:
                         await channel.unbind(binding)
                 await channel.close()
-            except BrokerError:
+            except BaseException:  # including a cancellation
                 self.add(topology)
+                self._requested.set()
                 raise
 
     def _join(self) -> None:

@@ -223,6 +223,72 @@ async def test_app_that_cannot_be_unbound_still_runs() -> None:
 
 
 @in_virtual_time
+async def test_cancelled_removal_can_be_repeated() -> None:
+    """The first call gives up while a handler is running."""
+    diary: list[Any] = []
+    tenant = _tenant("north", diary, pause=15)
+    async with AppTest(_shop(diary)) as test:
+        await test.service.add(tenant)
+        await test.advance(1)
+        await test.publish("today", "last", exchange="news")
+        await test.advance(1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await test.service.remove(tenant)
+        with pytest.raises(InvalidDeclaration, match="north"):
+            await test.service.add(tenant)
+        await test.service.remove(tenant)
+        assert diary == ["open north", "north last", "close north"]
+        assert test.service.consumers == (test.service.consumer("orders"),)
+        assert len(test.find_events("consumer.removed", queue="north")) == 1
+
+        await test.service.add(tenant)
+        await test.advance(1)
+        await test.publish("today", "again", exchange="news")
+        await test.drain()
+    assert diary[3:] == ["open north", "north again", "close north"]
+    assert test.report is not None
+    assert test.report.handled == 2
+
+
+@pytest.mark.parametrize("after", [0.5, 1.5, 2.5])
+@in_virtual_time
+async def test_app_whose_unbinding_is_cancelled_still_runs(after: float) -> None:
+    """Each answer of the broker takes a second. The binding is restored."""
+    diary: list[Any] = []
+    tenant = _tenant("north", diary)
+    async with AppTest(_shop(diary)) as test:
+        await test.service.add(tenant)
+        await test.advance(1)
+        test.faults.latency = 1.0
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(after):
+                await test.service.remove(tenant)
+        test.faults.clear()
+        await test.advance(5)
+        await test.publish("today", "hello", exchange="news")
+        await test.drain()
+        assert diary == ["open north", "north hello"]
+        await test.service.remove(tenant)
+        assert diary[2:] == ["close north"]
+
+
+@in_virtual_time
+async def test_concurrent_removals_wait_for_each_other() -> None:
+    diary: list[Any] = []
+    tenant = _tenant("north", diary, pause=5)
+    async with AppTest(_shop(diary)) as test:
+        await test.service.add(tenant)
+        await test.advance(1)
+        await test.publish("today", "last", exchange="news")
+        await test.advance(1)
+        await asyncio.gather(test.service.remove(tenant), test.service.remove(tenant))
+        assert diary == ["open north", "north last", "close north"]
+    assert test.report is not None
+    assert test.report.handled == 1
+
+
+@in_virtual_time
 async def test_app_that_cannot_be_added_or_removed_is_refused() -> None:
     diary: list[Any] = []
     raffle = App("raffle", topology=DESIGNS["raffle"].build())
