@@ -257,6 +257,8 @@ class Service:
         self.isolation: Isolation = Isolation()
         self._member = _Member(app, topology, self._find_queues(), self)
         self._added: dict[App, tuple[_Member, AsyncExitStack]] = {}
+        self._opening: set[str] = set()
+        """The queues of applications whose lifespan is being opened."""
         self._session_group: tuple[Connection, asyncio.TaskGroup] | None = None
         self._handled_by_removed = 0
         self._stopping = StopRequest()
@@ -341,7 +343,7 @@ class Service:
             InvalidDeclaration: If this service already consumes one of the queues.
             UnsafeOperation: If there are hazards with the severity error.
         """
-        consumed = {consumer.queue for consumer in self.consumers}
+        consumed = {consumer.queue for consumer in self.consumers} | self._opening
         if twice := [queue for queue in app.handlers if queue in consumed]:
             problems = (
                 Problem(
@@ -352,6 +354,7 @@ class Service:
             raise InvalidDeclaration(tuple(problems), where=f"app {self.app.name!r}")
         topology = app.topology
         self.upkeep.add(topology)
+        self._opening.update(app.handlers)
         stack = AsyncExitStack()
         try:
             member = _Member(app, topology, tuple(app.handlers), self)
@@ -363,6 +366,8 @@ class Service:
             self.upkeep.forget(topology)
             await stack.aclose()
             raise
+        finally:
+            self._opening.difference_update(app.handlers)
         self._added[app] = member, stack
         if self._session_group is not None:
             self._serve(member, *self._session_group)

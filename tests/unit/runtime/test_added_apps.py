@@ -308,6 +308,39 @@ async def test_app_that_cannot_be_added_or_removed_is_refused() -> None:
         assert test.service.consumer("raffle_queue").queue == "raffle_queue"
 
 
+@in_virtual_time
+async def test_app_is_refused_while_its_lifespan_opens() -> None:
+    """Otherwise its queue would have two consumers, and only one of them could be removed."""
+    diary: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(_app: App) -> AsyncIterator[None]:
+        await asyncio.sleep(1)
+        diary.append("open")
+        yield
+        diary.append("close")
+
+    tenant = App("north", lifespan=lifespan)
+
+    @tenant.handler("north", retry=["1s"])
+    async def handle(text: str) -> None:
+        diary.append(text)
+
+    async with AppTest(_shop([])) as test:
+        first = asyncio.create_task(test.service.add(tenant))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidDeclaration, match="north"):
+            await test.service.add(tenant)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await test.service.add(tenant)  # the cancelled call does not reserve its queue any more
+        await test.advance(1)
+        assert len(test.broker.snapshot().queue("north").consumers) == 1
+        await test.service.remove(tenant)
+        assert test.broker.snapshot().queue("north").consumers == ()
+    assert diary == ["open", "close"]
+
+
 async def _refuse(test: AppTest) -> weakref.ref[App]:
     """Add an application whose lifespan fails."""
 
