@@ -503,11 +503,13 @@ class Service:
                 finally:
                     looking.cancel()
                     self._line.stop()
-                    while self._added:
-                        _, (_, stack) = self._added.popitem()
-                        await stack.aclose()
-                    await self._member.assembly.close()
-                    await line  # raises the error that caused the end
+                    self._stopping.asked.set()  # applications cannot be added any more
+                    async with AsyncExitStack() as closing:  # continues if a step fails
+                        closing.push_async_callback(lambda: line)  # raises its error
+                        closing.push_async_callback(self._member.assembly.close)
+                        for _, stack in self._added.values():
+                            closing.push_async_callback(stack.aclose)
+                        self._added.clear()
                 forced = asyncio.create_task(self._limit_lifespan(limit))
             return report
         except BaseException as error:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, BrokerError, Context, ServiceOptions
+from hopback import App, BrokerError, Context, Service, ServiceOptions
 from hopback.broker import EmbeddedBroker
 from hopback.broker.declare import Ownership
 from hopback.designs import DESIGNS
-from hopback.errors import InvalidDeclaration, UnsafeOperation
+from hopback.errors import InvalidDeclaration, TopologyConflict, UnsafeOperation
 from hopback.runtime.depths import Depths, queues_to_watch
 from hopback.runtime.health import Health
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology.model import Queue, QueueType
+from tests.unit.runtime.slow import alone
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -339,6 +340,54 @@ async def test_app_is_refused_while_its_lifespan_opens() -> None:
         await test.service.remove(tenant)
         assert test.broker.snapshot().queue("north").consumers == ()
     assert diary == ["open", "close"]
+
+
+@in_virtual_time
+async def test_failed_end_of_lifespan_does_not_keep_others_open() -> None:
+    diary: list[Any] = []
+
+    @asynccontextmanager
+    async def lifespan(_app: App) -> AsyncIterator[None]:
+        yield
+        raise OSError("the disk is full")
+
+    broker = EmbeddedBroker()
+    service = Service(_shop(diary), broker)
+    running = asyncio.create_task(service.run())
+    await service.add(_tenant("north", diary))
+    await service.add(App("south", lifespan=lifespan))
+    await service.add(_tenant("west", diary))
+    await service.ready.wait()
+    service.stop()
+    with pytest.raises(OSError, match="the disk is full"):
+        await running
+    assert diary == ["open north", "open west", "close west", "close north"]
+    assert broker.connections == ()
+    alone()
+
+
+@in_virtual_time
+async def test_app_that_opens_while_service_fails_is_not_added() -> None:
+    diary: list[Any] = []
+
+    @asynccontextmanager
+    async def lifespan(_app: App) -> AsyncIterator[None]:
+        await asyncio.sleep(60)
+        diary.append("open")
+        yield
+        diary.append("close")
+
+    broker = EmbeddedBroker()
+    connection = await broker.connect("operator")
+    await (await connection.open_channel()).declare_queue(Queue("orders", QueueType.CLASSIC))
+    service = Service(_shop(diary), broker)
+    adding = asyncio.create_task(service.add(App("north", lifespan=lifespan)))
+    with pytest.raises(TopologyConflict):
+        await service.run()
+    with pytest.raises(RuntimeError, match="north was not added"):
+        await adding
+    assert diary == ["open", "close"]
+    await connection.close()
 
 
 async def _refuse(test: AppTest) -> weakref.ref[App]:
