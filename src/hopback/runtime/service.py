@@ -534,8 +534,10 @@ class Service:
         shutdown = Shutdown(
             self.consumers, self._stopping, self.environment.bus, self.options.grace
         )
+        # An application that is removed during the shutdown is counted by the shutdown.
+        handled_by_removed = self._handled_by_removed
         report = await shutdown.run()
-        return replace(report, handled=report.handled + self._handled_by_removed)
+        return replace(report, handled=report.handled + handled_by_removed)
 
     def stop(self) -> None:
         """Shut down in order. Calling this again stops immediately."""

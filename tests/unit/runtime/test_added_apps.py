@@ -343,6 +343,20 @@ async def test_app_is_refused_while_its_lifespan_opens() -> None:
 
 
 @in_virtual_time
+async def test_messages_of_app_that_is_removed_during_shutdown_are_counted_once() -> None:
+    tenant = _tenant("north", [], pause=5)
+    async with AppTest(_shop([])) as test:
+        await test.service.add(tenant)
+        await test.advance(1)
+        await test.publish("today", "last", exchange="news")
+        removing = asyncio.create_task(test.service.remove(tenant))
+        await test.advance(1)
+        report = await test.stop()
+        await removing
+    assert report.handled == 1
+
+
+@in_virtual_time
 async def test_failed_end_of_lifespan_does_not_keep_others_open() -> None:
     diary: list[Any] = []
 
