@@ -33,7 +33,7 @@ from hopback.runtime.slow_runs import SlowRuns, consumer_timeout_in
 from hopback.waiting import first_of, loop_time
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from hopback.broker.port import Connection, QueueState
     from hopback.message import Delivery
@@ -418,18 +418,21 @@ class Consumer:
     def look(self) -> None:
         """Check for slow handlers, and close retired channels that are no longer in use."""
         self.slow_runs.look()
-        for session in [one for one in self.retired if not self._work.holds(one)]:
-            self.retired.pop(session)
-            session.ended.set()
-            closing = asyncio.ensure_future(_close(session))
-            self._closing_channels.add(closing)
-            closing.add_done_callback(self._closing_channels.discard)
+        self._close_retired([one for one in self.retired if not self._work.holds(one)])
         intake = self._intake
         if intake is None or not intake.is_taking or intake.isolating or self._closing:
             return
         runs = self.slow_runs.slow
         if any(taken.session is self._session for run in runs for taken in run.deliveries):
             self._give_up(_Ending("a handler is slow", lost=False, moves=True))
+
+    def _close_retired(self, sessions: Iterable[ConsumeSession]) -> None:
+        for session in sessions:
+            self.retired.pop(session)
+            session.ended.set()
+            closing = asyncio.ensure_future(_close(session))
+            self._closing_channels.add(closing)
+            closing.add_done_callback(self._closing_channels.discard)
 
     @property
     def breaker(self) -> BreakerState:
@@ -628,6 +631,7 @@ class Consumer:
         interrupted = await self._work.stop()
         self._not_started += self._work.withdraw()
         self._give_up(_Ending("closed", lost=False))
+        self._close_retired(tuple(self.retired))
         return Leftover(self.queue, self._not_started, interrupted, kept)
 
 

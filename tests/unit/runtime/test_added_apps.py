@@ -112,6 +112,21 @@ async def test_running_handler_finishes_while_its_app_is_removed() -> None:
 
 
 @in_virtual_time
+async def test_message_of_slow_handler_is_requeued_when_its_app_is_removed() -> None:
+    """The slow delivery is on a channel that does not consume any more."""
+    tenant = _tenant("north", [], pause=3600)
+    async with AppTest(_shop([])) as test:
+        await test.service.add(tenant)
+        await test.advance(1)
+        await test.publish("today", "slow", exchange="news")
+        await test.advance(60)
+        assert test.service.consumer("north").retired
+        await test.service.remove(tenant)
+        await test.advance(1)
+        assert len(test.broker.snapshot().queue("north").ready) == 1
+
+
+@in_virtual_time
 async def test_removed_app_sends_no_more_periodic_messages() -> None:
     """They would fill its queue, which has no consumer any more."""
     tenant, calls = App("north"), list[float]()
