@@ -400,10 +400,11 @@ class Batches:
         """Stop calling `prepare`. Messages that were already collected are still handled."""
         return len(self._pool.withdraw())
 
-    def withdraw(self) -> int:
+    def withdraw(self) -> list[HeldDelivery]:
         """Drop all batches that have not been started."""
-        waiting = len(self._pool.withdraw()) + len(self._open) + sum(map(len, self._full))
-        for batch in (self._open, *self._full):
+        waiting = self._pool.withdraw()
+        for batch in (*self._full, self._open):
+            waiting += [one.taken for one in batch]
             _end_runs(batch)
         self._open, self._full = [], []
         self._cancel_due()

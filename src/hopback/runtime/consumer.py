@@ -2,9 +2,9 @@
 
 A consumer runs a series of sessions, each on its own channel. When a session ends, deliveries that
 were not started are dropped, because the broker requeues them. Running handlers are allowed to
-finish, but their deliveries can no longer be settled. If handlers are slow, the session is retired:
-its channel stays open until they have settled their deliveries, while a new session starts on
-another channel.
+finish, but their deliveries can no longer be settled. If handlers are slow, or if a paused queue is
+resumed before they have finished, the session is retired: its channel stays open until they have
+settled their deliveries, while a new session starts on another channel.
 
 Each session starts with a prefetch of 1, which `Intake` increases later. RabbitMQ only reads the
 prefetch when a consumer is created, so a change requires a new consumer on the same channel.
@@ -114,10 +114,11 @@ class Intake:
                 with suppress(BrokerError):
                     await self._session.channel.cancel(tag)
         # This includes deliveries that arrived before the consumer was cancelled.
-        left = len(self._suspected) + len(self._before_opening)
+        left = [*self._suspected, *self._before_opening]
         self._suspected.clear()
         self._before_opening.clear()
-        return left
+        _requeue(left)
+        return len(left)
 
     def end(self) -> None:
         """End the session and cancel its tasks."""
@@ -485,13 +486,15 @@ class Consumer:
             closed.add_done_callback(partial(self._on_closed, session))
             ending = await self._consume(session, self._ending)
             await self._stop_taking()
-            if (ending.lost or ending.moves) and not session.ended.is_set():
+            stays = (ending.lost or ending.moves) and not session.ended.is_set()
+            if not stays:
+                _requeue(self._work.withdraw())
+                await first_of(self._work.finish(), session.ended.wait(), self._wanted.wait())
+                stays = self._has_runs(session)  # the queue was resumed before they finished
+            if stays:
                 # Deliveries can still be settled on this channel.
                 self.retired[session] = closed
                 self._session = None
-                return ending
-            self._work.withdraw()
-            await first_of(self._work.finish(), session.ended.wait())
             return ending
         except BrokerError as error:
             return _Ending(str(error), lost=True)
@@ -502,7 +505,7 @@ class Consumer:
                 intake.end()
             if session is not None and session not in self.retired:
                 session.ended.set()
-                self._work.withdraw()
+                _requeue(self._work.withdraw())  # some may belong to retired sessions
                 if closed is not None:
                     closed.cancel()
             self._resting.set()
@@ -531,6 +534,11 @@ class Consumer:
             },
         )
         return await ending
+
+    def _has_runs(self, session: ConsumeSession) -> bool:
+        """Whether handlers are running that can still settle their deliveries."""
+        deliveries = (taken for run in self._work.runs() for taken in run.deliveries)
+        return not session.ended.is_set() and any(one.session is session for one in deliveries)
 
     def restore(self, reason: str) -> None:
         """Start a new session."""
@@ -629,10 +637,17 @@ class Consumer:
         for session in (*self.retired, *filter(None, [self._session])):
             session.ended.set()
         interrupted = await self._work.stop()
-        self._not_started += self._work.withdraw()
+        self._not_started += len(self._work.withdraw())
         self._give_up(_Ending("closed", lost=False))
         self._close_retired(tuple(self.retired))
         return Leftover(self.queue, self._not_started, interrupted, kept)
+
+
+def _requeue(deliveries: Iterable[HeldDelivery]) -> None:
+    """Requeue deliveries that were not started, because their channel may stay open."""
+    for taken in sorted(deliveries, key=lambda taken: taken.delivery.tag):
+        with suppress(BrokerError):  # closing the channel has requeued it
+            taken.session.channel.nack(taken.delivery.tag, requeue=True)
 
 
 async def _close(session: ConsumeSession) -> None:

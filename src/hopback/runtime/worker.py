@@ -428,8 +428,8 @@ class Work(Protocol):
         dropped.
         """
 
-    def withdraw(self) -> int:
-        """Drop all deliveries that have not been started. Returns how many were dropped."""
+    def withdraw(self) -> list[HeldDelivery]:
+        """Drop and return all deliveries that have not been started."""
 
     async def finish(self) -> None:
         """Wait until no handler is running."""
@@ -553,10 +553,10 @@ class OneByOne:
         task.cancel()
 
     def wind_down(self) -> int:
-        return self.withdraw()
+        return len(self.withdraw())
 
-    def withdraw(self) -> int:
-        return len(self._pool.withdraw())
+    def withdraw(self) -> list[HeldDelivery]:
+        return self._pool.withdraw()
 
     async def finish(self) -> None:
         await self._pool.join()

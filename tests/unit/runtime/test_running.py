@@ -10,7 +10,7 @@ import pytest
 
 from hopback import App, BreakerPolicy, Context, Done, Service, ServiceOptions, Snooze
 from hopback.broker import EmbeddedBroker, Ownership
-from hopback.broker.embedded import Fault
+from hopback.broker.embedded import Fault, Refusal
 from hopback.broker.supervise import SupervisedState
 from hopback.designs import DESIGNS
 from hopback.errors import TopologyConflict, TopologyError, UnsafeOperation
@@ -149,6 +149,99 @@ async def test_pause_and_resume_work_in_any_state() -> None:
         tally = await test.drain()
         assert tally.done >= 4
         assert not test.broker.snapshot().queue("orders").messages
+
+
+@in_virtual_time
+async def test_resumed_queue_is_consumed_while_earlier_handler_runs() -> None:
+    """That handler settles its message. The waiting messages are requeued at the pause."""
+    app, told = slow_app(100, concurrency=2)
+    async with AppTest(app) as test:
+        consumer = test.service.consumer("orders")
+        await test.publish("orders", "a")
+        await test.advance(50)
+        for payload in "bcd":
+            await test.publish("orders", payload)
+        consumer.pause("maintenance")
+        await test.advance(1)
+        assert [one.body for one in test.broker.snapshot().queue("orders").ready] == [b"c", b"d"]
+        consumer.resume("maintenance is over")
+        await test.advance(1)
+        assert _state(consumer) is ConsumerState.CONSUMING
+        await test.advance(50)
+        assert told == ["begin a", "begin b", "end a", "begin c"]
+        tally = await test.drain()
+        await test.advance(60)
+        assert not consumer.retired
+        assert len(test.broker.snapshot().queue("orders").consumers) == 1
+    assert tally == Tally(done=4)
+    assert len(told) == 8
+
+
+@in_virtual_time
+async def test_pause_requeues_suspected_messages_that_were_not_started() -> None:
+    """They wait for the handlers of lost connections."""
+    app, _ = slow_app(100)
+    async with AppTest(app) as test:
+        for payload in "ab":
+            await test.publish("orders", payload)
+        for _ in range(4):
+            await test.advance(5)
+            test.broker.cut()
+        await test.advance(10)
+        test.service.consumer("orders").pause("maintenance")
+        await test.advance(1)
+        queue = test.broker.snapshot().queue("orders")
+        assert (len(queue.unacked), len(queue.ready)) == (0, 2)
+        test.service.consumer("orders").resume("maintenance is over")
+        assert (await test.drain()).done == 2
+
+
+@in_virtual_time
+async def test_closed_channel_requeues_waiting_messages_of_earlier_channels() -> None:
+    """The earlier channel stays open for a slow handler."""
+    app, told = slow_app(100, concurrency=1)
+    async with AppTest(app) as test:
+        for payload in "ab":
+            await test.publish("orders", payload)
+        await test.advance(60)
+        (consumer,) = test.broker.node.queues["orders"].ring.consumers
+        consumer.channel.fail(Refusal(406, "PRECONDITION_FAILED"))
+        await test.advance(0.1)
+        assert [one.body for one in test.broker.snapshot().queue("orders").ready] == [b"b"]
+        await test.drain()
+    assert told == ["begin a", "end a", "begin b", "end b"]
+
+
+@pytest.mark.parametrize("pause_after", [1, 60])
+@in_virtual_time
+async def test_queue_with_hanging_handler_can_be_paused_and_resumed(pause_after: float) -> None:
+    """After a minute, the hanging handler is on another channel than the other messages."""
+    app, told = App("shop"), list[str]()
+
+    @app.handler("orders", retry=["30s"])
+    async def handle(payload: str) -> None:
+        told.append(payload)
+        if payload == "hang":
+            await asyncio.Event().wait()
+
+    async with AppTest(app) as test:
+        consumer = test.service.consumer("orders")
+        await test.publish("orders", "hang")
+        await test.advance(pause_after)
+        consumer.pause("maintenance")
+        await test.advance(1)
+        await test.publish("orders", "next")
+        await test.advance(100)
+        assert told == ["hang"]
+        consumer.resume("maintenance is over")
+        await test.advance(1)
+        assert told == ["hang", "next"]
+        consumer.pause("maintenance again")
+        await test.advance(1)
+        report = await test.stop()
+    assert report.left == (Leftover("orders", not_started=0, interrupted=1),)
+    assert [one.body for one in test.broker.snapshot().queue("orders").ready] == [b"hang"]
+    alone()
 
 
 @in_virtual_time
