@@ -102,12 +102,16 @@ class Intake:
     async def start(self) -> None:
         await self._subscribe(self._prefetch if self._open else 1)
 
+    def refuse(self) -> None:
+        """Don't subscribe any more. An existing subscription is cancelled by `stop`."""
+        self._stopped = True
+
     async def stop(self) -> int:
         """Stop receiving deliveries.
 
         Returns the number of suspected messages that were never started.
         """
-        self._stopped = True
+        self.refuse()
         async with self._changing:
             tag, self._tag = self._tag, None
             if tag is not None:
@@ -130,17 +134,20 @@ class Intake:
         """Replace the current subscription with one that uses a different prefetch."""
         channel = self._session.channel
         async with self._changing:
-            if self._stopped or (
-                prefetch != 1 and not self._open
-            ):  # closed while waiting for the lock
+            if not self._may_subscribe(prefetch):  # changed while waiting for the lock
                 return
             await channel.qos(prefetch)
+            if not self._may_subscribe(prefetch):
+                return
             before = self._tag
             self._tag = await channel.consume(
                 self._queue, self._on_delivery, on_cancel=self._end_intake
             )
             if before is not None:
                 await channel.cancel(before)
+
+    def _may_subscribe(self, prefetch: int) -> bool:
+        return not self._stopped and (prefetch == 1 or self._open)
 
     def _end_intake(self, tag: str) -> None:
         if tag == self._tag:
@@ -179,6 +186,8 @@ class Intake:
     async def _open_window(self) -> None:
         with suppress(BrokerError):  # the channel was closed
             await self._subscribe(self._prefetch)
+        if self._stopped:
+            return  # `stop` requeues them
         for taken in self._before_opening:
             self._work.submit(taken)
         self._before_opening.clear()
@@ -461,6 +470,8 @@ class Consumer:
                     self._environment.backoff.delay(failures, self._environment.chance())
                 )
                 continue
+            if not self._wanted.is_set() or self._closing:
+                continue  # closed or paused in the meantime
             began = self._time()
             ending = await self._serve_once(connection)
             if not ending.lost or self._closing:
@@ -481,6 +492,8 @@ class Consumer:
         closed: asyncio.Future[BrokerError | None] | None = None
         try:
             session = ConsumeSession(await connection.open_channel(), connection.version)
+            if self._closing or self._ending.done():  # closed or paused in the meantime
+                return _Ending("not started", lost=False)
             self._session = session
             closed = asyncio.ensure_future(session.channel.wait_closed())
             closed.add_done_callback(partial(self._on_closed, session))
@@ -597,6 +610,10 @@ class Consumer:
             self.started.set()
             self._tell("consumer.paused", reason, by="command", until=None)
             self._give_up(_Ending(reason, lost=False))
+            if self._intake is not None:
+                self._intake.refuse()
+            else:  # only retired sessions have deliveries
+                _requeue(self._work.withdraw())
 
     async def wait_paused(self) -> None:
         """Wait until the consumer is paused and all handlers have finished."""

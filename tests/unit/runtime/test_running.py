@@ -244,6 +244,49 @@ async def test_queue_with_hanging_handler_can_be_paused_and_resumed(pause_after:
     alone()
 
 
+@pytest.mark.parametrize(("prefetch", "until"), [(1, 22), (10, 23)])
+@in_virtual_time
+async def test_queue_paused_while_its_consumer_restarts_takes_no_delivery(
+    prefetch: int, until: int
+) -> None:
+    """Each answer of the broker takes a second, so the restart takes about 22 s. In the last second
+    the message is in transit. With a prefetch of 1 it is then handled.
+    """
+    for after in range(until):
+        app, told = slow_app(0, prefetch=prefetch)
+        async with AppTest(app) as test:
+            consumer = test.service.consumer("orders")
+            test.faults.latency = 1.0
+            consumer.restore("lost")
+            await test.advance(0.1)
+            await test.publish("orders", "x")
+            await test.advance(after)
+            consumer.pause("maintenance")
+            await test.advance(50)
+            assert (told, _state(consumer)) == ([], ConsumerState.PAUSED), f"after {after} s"
+            consumer.resume("maintenance is over")
+            await test.drain()
+        assert told == ["begin x", "end x"]
+
+
+@in_virtual_time
+async def test_pause_before_consumer_restarts_requeues_waiting_messages() -> None:
+    """They were received on the earlier channel, which stays open for the running handler."""
+    app, told = slow_app(10, concurrency=1)
+    async with AppTest(app) as test:
+        consumer = test.service.consumer("orders")
+        for payload in "abc":
+            await test.publish("orders", payload)
+        consumer.restore("lost")
+        await test.advance(0.1)
+        consumer.pause("maintenance")
+        await test.advance(100)
+        assert told == ["begin a", "end a"]
+        assert [one.body for one in test.broker.snapshot().queue("orders").ready] == [b"b", b"c"]
+        consumer.resume("maintenance is over")
+        assert await test.drain() == Tally(done=3)
+
+
 @in_virtual_time
 async def test_paused_service_can_be_stopped() -> None:
     app, told = slow_app(1)

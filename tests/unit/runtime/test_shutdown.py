@@ -72,6 +72,33 @@ async def test_stop_during_consumer_start_loses_and_repeats_no_message(after: fl
 
 
 @in_virtual_time
+async def test_stop_while_consumer_restarts_takes_no_delivery() -> None:
+    """Each answer of the broker takes a second, so the restart takes about 40 s. The handler of
+    another queue delays the end of the service.
+    """
+    for after in range(41):
+        app, told = slow_app(0)
+
+        @app.handler("reports", retry=["1s"])
+        async def write() -> None:
+            await asyncio.sleep(120)
+
+        async with AppTest(app, options=ServiceOptions(grace=200)) as test:
+            await test.publish("reports", {})
+            test.faults.latency = 1.0
+            test.service.consumer("orders").restore("lost")
+            await test.advance(0.1)
+            await test.publish("orders", "x")
+            await test.advance(after)
+            test.service.stop()
+            await test.advance(50)
+            assert told == [], f"after {after} s"
+            await test.stop()
+        assert len(test.broker.snapshot().queue("orders").ready) == 1
+        alone()
+
+
+@in_virtual_time
 async def test_second_stop_interrupts_running_handlers() -> None:
     app, told = slow_app(1000)
     began = asyncio.get_running_loop().time()
