@@ -36,6 +36,7 @@ from hopback.topology.effective import effective_arguments
 from hopback.topology.expand import NO_DELIVERY_LIMIT, SHADOW, retry_queues
 from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
 from hopback.topology.plan import Count, Plan
+from hopback.topology.routing import PREDECLARED, RoutingTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -182,6 +183,10 @@ class Replacement:
     """The number of messages for which the new queue has room. It is None if there is no limit, and 0
     if only the size of the messages is limited, which is not known over AMQP.
     """
+    strays: bool = False
+    """Whether the broker would drop moved messages when the new queue dead-letters them. A moved
+    message has the name of its queue as routing key.
+    """
 
     @property
     def shadow(self) -> Queue:
@@ -263,7 +268,21 @@ def _replacement(queue: Queue, desired: Topology, live: Topology, resumed: bool)
     # Return the plan that defines how attempts of this queue are counted.
     carried = (p for p in desired.plans if queue.name in (p.queue, *dict(retry_queues(p))))
     old_type, plan = now.type if now else queue.type, next(carried, None)
-    return Replacement(queue, old_type, unique, plan, resumed, _room(queue, now, live.policies))
+    room, strays = _room(queue, now, live.policies), _strays(queue, desired, live)
+    return Replacement(queue, old_type, unique, plan, resumed, room, strays)
+
+
+def _strays(queue: Queue, desired: Topology, live: Topology) -> bool:
+    told = effective_arguments(queue, live.policies)
+    exchange = told.get("x-dead-letter-exchange")
+    if not isinstance(exchange, str) or "x-dead-letter-routing-key" in told:
+        return False
+    if not exchange:
+        return True  # the default exchange would return it to this queue, which is a cycle
+    exchanges = {one.name: one for one in (*PREDECLARED, *live.exchanges, *desired.exchanges)}
+    queues = {one.name for one in (*live.queues, *desired.queues)}
+    table = RoutingTable(exchanges.values(), queues, (*live.bindings, *desired.bindings))
+    return not table.reachable(exchange, queue.name)
 
 
 def _room(queue: Queue, now: Queue | None, policies: Iterable[Policy]) -> int | None:
@@ -332,6 +351,7 @@ async def replace_queues(
     await emptiness.refuse_busy([one.queue.name for one in replacements])
     old = [one for one in replacements if not await _is_new(connection, one.queue)]
     await emptiness.refuse_fed([one.queue.name for one in old])
+    _check_routes(replacements)
     await _check_room(connection, replacements)
     moved = dict.fromkeys((one.queue.name for one in replacements), 0)
     back = dict(moved)
@@ -381,6 +401,17 @@ async def replace_queues(
     for one in shadows:
         on_done(f"{one.queue.name}: {back[one.queue.name]} messages are back in the new queue")
     return sum(max(moved[name], back[name]) for name in moved)
+
+
+def _check_routes(replacements: Iterable[Replacement]) -> None:
+    """Raise UnsafeOperation if dead letters of moved messages would be lost."""
+    for one in replacements:
+        if one.strays:
+            raise UnsafeOperation(
+                f"no changes were made: {one.queue.name!r} dead-letters messages with their routing key."
+                f" A moved message has the routing key {one.queue.name!r}, with which its dead letter"
+                " reaches no queue. Declare a dead-letter-routing-key, or set it by a policy"
+            )
 
 
 async def _check_room(connection: Connection, replacements: Iterable[Replacement]) -> None:

@@ -21,7 +21,15 @@ from hopback.policy import Occasion, attempt_of, decide, effects
 from hopback.policy.decision import Publish
 from hopback.policy.outcome import Retry
 from hopback.topology.expand import SHADOW
-from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
+from hopback.topology.model import (
+    Binding,
+    Exchange,
+    ExchangeType,
+    Policy,
+    Queue,
+    QueueType,
+    Topology,
+)
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -297,6 +305,43 @@ def test_migration_of_queue_with_consumers_is_refused() -> None:
             await migrate(connection, planned)
         await declare(connection, FAITHFUL)  # everything is unchanged
         await channel.close()
+
+    with_broker(play)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "is_refused"),
+    [
+        ({"x-dead-letter-exchange": ""}, "#", True),
+        ({"x-dead-letter-exchange": "back"}, "orders", True),
+        ({"x-dead-letter-exchange": "back"}, "orders.#", False),
+        ({"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders"}, "#", False),
+    ],
+    ids=str,
+)
+def test_migration_whose_moved_messages_would_be_lost_as_dead_letters_is_refused(
+    arguments: dict[str, Any], key: str, is_refused: bool
+) -> None:
+    """They have the name of their queue as routing key, and keep it when they expire."""
+    back = Exchange("back", ExchangeType.TOPIC)
+    ways = (Binding("back", "orders", key),)
+    waits = {"x-message-ttl": 600_000, **arguments}
+
+    async def play(connection: Connection) -> None:
+        queues = (Queue("orders"), Queue("orders.wait", arguments=waits))
+        before = Topology("t", (back,), queues, ways)
+        after = replace(queues[1], type=QueueType.QUORUM)
+        desired = Topology("t", (back,), (queues[0], after), ways)
+        await declare(connection, before)
+        await fill(connection, "orders.wait", 2)
+        planned = migration(desired, before)
+        if is_refused:
+            with pytest.raises(UnsafeOperation, match=r"no changes.*reaches no queue"):
+                await migrate(connection, planned)
+            return
+        assert await migrate(connection, planned) == 2
+        await asyncio.sleep(700)
+        assert len(await bodies(connection, "orders")) == 2
 
     with_broker(play)
 
