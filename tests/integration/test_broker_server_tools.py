@@ -131,7 +131,14 @@ async def _answers(http: httpx.AsyncClient) -> dict[str, Any]:
     told: dict[str, Any] = {}
 
     async def ask(method: str, path: str, body: object = None) -> None:
-        found = await http.request(method, f"/{path}", json=body)
+        try:
+            found = await http.request(method, f"/{path}", json=body)
+        except httpx.RemoteProtocolError:
+            # RabbitMQ 3.10 closes 4 % of the connections that list queues with `columns` right after they
+            # were declared.
+            if method != "GET" or "columns" not in path:
+                raise
+            found = await http.request(method, f"/{path}", json=body)
         told[f"{method} {path} {body}"] = (
             found.status_code,
             found.json() if found.content else None,
