@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tests.faults.site import Site
     from tests.faults.stand import Served, Stand
+    from tests.harness.rabbitmq import RabbitNode
 
 __all__ = ["jobs", "topologies"]
 
@@ -31,6 +32,8 @@ _REFUSED_S = 40.0
 """How long messages are held, in seconds. This is longer than a command checks a queue before it
 deletes it.
 """
+_ON_DISK_S = 5.0
+"""Seconds without a declaration before the broker is killed."""
 
 
 async def _migrate_beside_page(stand: Stand) -> None:
@@ -241,6 +244,7 @@ async def _play_cases(
         ]
         for _ in range(kills):
             await asyncio.sleep(site.chance.uniform(4, 14))
+            await _until_on_disk(node)
             await asyncio.to_thread(node.kill)
             await asyncio.to_thread(node.start)
         await asyncio.gather(*playing)
@@ -251,6 +255,20 @@ async def _play_cases(
             _book(part, case.__name__.strip("_"), stand, found, calm=stand in calm)
     part.seconds = time.monotonic() - began
     return part
+
+
+async def _until_on_disk(node: RabbitNode) -> None:
+    """Wait until no queue has been declared for 5 s. A quorum queue may stay without a leader if the
+    broker is killed earlier.
+    """
+    known: set[tuple[str, str, str]] = set()
+    since = time.monotonic()
+    while time.monotonic() < since + _ON_DISK_S:
+        listed = await asyncio.to_thread(node.management.call, "GET", "/queues")
+        found = {(each["vhost"], each["name"], each.get("type", "")) for each in listed}
+        if not found <= known:
+            known, since = found, time.monotonic()
+        await asyncio.sleep(0.2)
 
 
 async def _through(play: Callable[[Stand], Awaitable[None]], stand: Stand) -> None:
