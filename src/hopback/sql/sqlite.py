@@ -127,7 +127,8 @@ class SqliteDatabase:
         if self._connection is None and not self._file.exists() and self._file.parent.is_dir():
             with closing(_open_memory(self._clock.now())) as empty:
                 return work(_executing(empty))
-        return work(_executing(self._open()))
+        connection = self._open()
+        return _when_free(lambda: work(_executing(connection)), self._wait)
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -139,7 +140,9 @@ class SqliteDatabase:
                 make_database_private(self._file)
                 # `_when_free` waits instead, so that `close` can interrupt it.
                 connection.execute("PRAGMA busy_timeout=0")
-                if version_of(_executing(connection), "sqlite") != LATEST:
+                # Even reading fails for a moment while another process opens or closes the database.
+                execute = _executing(connection)
+                if _when_free(lambda: version_of(execute, "sqlite"), self._wait) != LATEST:
                     now = self._clock.now()
                     self._transact(connection, lambda run: apply_missing(run, "sqlite", now))
             except BaseException:

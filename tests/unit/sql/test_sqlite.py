@@ -158,10 +158,11 @@ async def test_reading_missing_file_does_not_create_it(
 
 
 async def test_concurrent_creations_of_file_succeed(tmp_path: Path) -> None:
-    made = [SqliteDatabase(tmp_path / "jobs.db", ManualClock()) for _ in range(6)]
-    await asyncio.gather(*(one.write(partial(_keep, key=f"{n}")) for n, one in enumerate(made)))
-    assert await made[0].read(_kept) == [str(number) for number in range(6)]
-    await asyncio.gather(*(one.close() for one in made))
+    for attempt in range(10):
+        made = [SqliteDatabase(tmp_path / f"{attempt}.db", ManualClock()) for _ in range(6)]
+        await asyncio.gather(*(one.write(partial(_keep, key=f"{n}")) for n, one in enumerate(made)))
+        assert await made[0].read(_kept) == [str(number) for number in range(6)]
+        await asyncio.gather(*(one.close() for one in made))
 
 
 @in_virtual_time
