@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from hopback.ops.contract.values import JobState
 
+_LONGEST_S = 31_536_000.0
+"""Seconds between two messages, a year. A tiny rate has an infinite wait. Minus infinity plus that is not
+a number, and with such a deadline no timer of the event loop is reliable any more.
+"""
 _CATCH_UP_S = 0.05
 """Seconds of delay that the pacer makes up for, because the clock of the event loop is not precise.
 After a longer delay, the job continues with its rate and not with a burst.
@@ -94,7 +98,7 @@ class Pacer:
         """Wait until the next message can be sent, or until the job has to pause or end."""
         loop = asyncio.get_running_loop()
         while (rate := self._control.rate) and not self._control.is_interrupting:
-            due = self._last + 1 / rate
+            due = self._last + min(1 / rate, _LONGEST_S)
             if due <= loop.time() or await self._control.sleep(due - loop.time()):
                 self._last = max(due, loop.time() - _CATCH_UP_S)
                 return

@@ -522,6 +522,18 @@ async def test_loop_guard_skips_message_redriven_three_times() -> None:
         assert (await shop.operations.wait(again.id)).counts.done == 1
 
 
+@in_virtual_time
+async def test_tiny_rate_sends_first_message_and_keeps_timers_reliable() -> None:
+    """Its wait is infinite. A timer at "not a number" stopped all other timers of the service."""
+    async with open_shop() as shop:
+        await shop.park(3)
+        job = await shop.operations.start(redrive(pace=Pace(rate=1e-320)))
+        await _pass(5)
+        await shop.operations.cancel(job.id)
+        ended = await shop.operations.wait(job.id)
+        assert (ended.state, ended.counts.done) == (JobState.CANCELLED, 1)
+
+
 @pytest.mark.parametrize("is_chosen", [False, True])
 @in_virtual_time
 async def test_message_that_fails_in_two_runs_is_listed_and_retried_once(is_chosen: bool) -> None:
