@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA", "ask", "asked_service", "authorization"]
 
-_PATIENCE_S = 60
+_PATIENCE_S = 20
 _KEY, _KEPT = new_key("schemathesis", Grant(Role.ADMIN), expires=None, made_by="", now=0.0)
 _SETTINGS = {
     "auth": {"keys": [{"name": "test", "hash": _KEPT.hash, "role": "admin"}]},
