@@ -8,7 +8,10 @@
 #    messages. The number is lower if the delivery limit of the queue is below 9, since finding the
 #    message that causes the crash takes the rest of the limit.
 # 2. A suspected message is handled alone: no other delivery of the queue is held and no other handler
-#    is running. If several queues have suspected messages, the least requeued one is handled first.
+#    is running. If several queues have suspected messages, the least requeued one is handled first,
+#    because the message that causes the crashes is requeued by all of them. A message that is about
+#    to reach its delivery limit comes before all others: it may only have waited for its turn while
+#    another message crashed the process.
 # 3. A message is dead-lettered when the process has died three times while handling it alone.
 #    Headers cannot reveal this, because they do not show whether a message was being handled, or
 #    whether the process or the connection was lost. It needs another process that survives the crash.
@@ -19,7 +22,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hopback.headers import counter_in
 from hopback.policy.outcome import Park
@@ -37,6 +40,8 @@ _LIMIT_SHARE = 3
 """The part of the delivery limit that is considered normal (1/3). The rest is needed to handle the
 message alone.
 """
+_LAST_RETURNS = 2
+"""A message that can be requeued only this often before it reaches the limit is handled first."""
 DEADLY = 3
 """A message is dead-lettered after this number of crashes. One or two of them may have other
 causes, for example the OOM killer or an operator.
@@ -66,6 +71,22 @@ def ordinary_returns(delivery_limit: object) -> int:
 
 def is_suspected(delivery: Delivery, ordinary: int = _ORDINARY_RETURNS) -> bool:
     return returns_of(delivery) > ordinary
+
+
+class Turn(NamedTuple):
+    """The place of a suspected message among those of other queues. The lowest one is first."""
+
+    can_wait: bool
+    """False if the message is about to reach its delivery limit."""
+    rank: int
+
+
+def turn_of(delivery: Delivery, delivery_limit: object) -> Turn:
+    """Return when the message is handled, if other queues have suspected messages as well."""
+    returns = returns_of(delivery)
+    if isinstance(delivery_limit, int) and 0 <= delivery_limit <= returns + _LAST_RETURNS:
+        return Turn(can_wait=False, rank=delivery_limit - returns)
+    return Turn(can_wait=True, rank=returns)
 
 
 def suspect_token(reading: Reading) -> str:

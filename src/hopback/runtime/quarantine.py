@@ -6,18 +6,18 @@ A message is suspected if it may have crashed the process. See `policy.quarantin
 from __future__ import annotations
 
 import asyncio
-import random
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hopback.policy.quarantine import (
+    Turn,
     deadly,
     is_suspected,
     ordinary_returns,
-    returns_of,
     suspect_token,
+    turn_of,
 )
 from hopback.runtime.answer import Answer, HeldDelivery
 
@@ -51,19 +51,14 @@ class SupervisorLink:
 
 
 class Isolation:
-    """Coordinates the work of a process so that one message can be handled alone.
+    """Coordinates the work of a process so that one message can be handled alone."""
 
-    The message that crashes the process is requeued by every crash. Messages that were requeued
-    less often are therefore handled first.
-    """
-
-    def __init__(self, chance: Callable[[], float] = random.random) -> None:
+    def __init__(self) -> None:
         self._works: list[Work] = []
-        self._waiting: list[tuple[int, float]] = []
-        self._chance = chance
+        self._waiting: list[tuple[Turn, int]] = []
         self._busy = False
         self._changed = asyncio.Event()
-        self._last_returns = -1
+        self._last_turn: Turn | None = None
         self._quiet_since = 0.0
 
     def join(self, work: Work) -> None:
@@ -74,12 +69,13 @@ class Isolation:
         self._works.remove(work)
 
     @asynccontextmanager
-    async def isolate(self, work: Work, returns: int) -> AsyncIterator[bool]:
-        """Pause all other work in this context. Yields False if it did not finish in time.
-
-        `returns` is the number of times the message was requeued.
+    async def isolate(self, work: Work, turn: Turn) -> AsyncIterator[bool]:
+        """Wait until it is this message's turn and pause all other work in this context. Yields
+        False if it did not finish in time.
         """
-        await self._turn(returns)
+        # At the next crash, another queue is first among messages with the same turn.
+        place = (self._works.index(work) + turn.rank) % len(self._works)
+        await self._wait_for(turn, place)
         others = [other for other in self._works if other is not work]
         for other in others:
             other.hold()
@@ -93,10 +89,9 @@ class Isolation:
             self._quiet_since = asyncio.get_running_loop().time()
             self._changed.set()
 
-    async def _turn(self, returns: int) -> None:
-        """Wait until this message is next."""
+    async def _wait_for(self, turn: Turn, place: int) -> None:
         loop = asyncio.get_running_loop()
-        ticket = (returns, self._chance())
+        ticket = (turn, place)
         if not self._waiting and not self._busy:
             self._quiet_since = loop.time()
         self._waiting.append(ticket)
@@ -104,15 +99,16 @@ class Isolation:
             while True:
                 left = None
                 if not self._busy and min(self._waiting) == ticket:
-                    # Let messages go first that were requeued less often.
+                    # Let messages of other queues arrive that go first.
                     left = self._quiet_since + _OTHERS_COME_S - loop.time()
-                    if returns <= self._last_returns or left <= 0:
+                    is_next = self._last_turn is not None and turn <= self._last_turn
+                    if is_next or not turn.can_wait or left <= 0:
                         break
                 self._changed.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left):
                         await self._changed.wait()
-            self._busy, self._last_returns = True, returns
+            self._busy, self._last_turn = True, turn
         finally:
             self._waiting.remove(ticket)
             self._changed.set()
@@ -131,6 +127,7 @@ class Quarantine:
         self._plan = plan
         self._isolation = isolation
         self._environment = environment
+        self._delivery_limit = delivery_limit
         self._ordinary_returns = ordinary_returns(delivery_limit)
 
     def suspects(self, delivery: Delivery) -> bool:
@@ -153,7 +150,8 @@ class Quarantine:
             work.conclude(taken, Answer(park, ran=False))
             await _in_time(work.drain())
             return
-        async with self._isolation.isolate(work, returns_of(taken.delivery)) as alone:
+        turn = turn_of(taken.delivery, self._delivery_limit)
+        async with self._isolation.isolate(work, turn) as alone:
             if supervisor is not None and alone and drained:
                 supervisor.report(token)
             try:

@@ -15,6 +15,7 @@ from hopback.policy.quarantine import (
     is_suspected,
     ordinary_returns,
     suspect_token,
+    turn_of,
 )
 from hopback.policy.reading import Reading
 from hopback.topology.expand import recommend_plan
@@ -56,6 +57,16 @@ def test_message_redelivered_four_times_is_suspected(delivery: Received, suspect
 )
 def test_low_delivery_limit_allows_fewer_returns(limit: object, ordinary: int) -> None:
     assert ordinary_returns(limit) == ordinary
+
+
+def test_least_redelivered_message_is_first_unless_another_is_near_its_limit() -> None:
+    turns = {returns: turn_of(_delivery(returns), 10) for returns in range(4, 12)}
+    assert sorted(turns, key=turns.__getitem__) == [11, 10, 9, 8, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("limit", [None, -1, "10", 200])
+def test_message_far_from_any_limit_waits_for_its_turn(limit: object) -> None:
+    assert turn_of(_delivery(4), limit) < turn_of(_delivery(11), limit)
 
 
 def test_plans_that_requeue_by_design_suspect_no_message() -> None:
