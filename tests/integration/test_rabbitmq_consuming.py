@@ -11,6 +11,7 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.errors import ChannelClosed, NotFound, PreconditionFailed
 from hopback.message import Message
 from hopback.topology.model import Queue, QueueType
+from tests.integration.waiting import until_read
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -126,7 +127,7 @@ async def test_second_settlement_closes_channel_with_406(connection: RabbitConne
     assert isinstance(error, PreconditionFailed)
     assert "unknown delivery tag 1" in error.text
     assert channel.lost == (2, 3)
-    assert await _ready(connection) == 2
+    await until_read(lambda: _ready(connection), 2)
 
 
 async def test_late_ack_on_closed_channel_raises(connection: RabbitConnection) -> None:
@@ -144,7 +145,7 @@ async def test_late_ack_on_closed_channel_raises(connection: RabbitConnection) -
     with pytest.raises(ChannelClosed):
         channel.nack(old.tag, requeue=True)
     await fresh.close()
-    assert await _ready(connection) == 2
+    await until_read(lambda: _ready(connection), 2)
 
 
 async def test_consumer_of_deleted_queue_is_cancelled(connection: RabbitConnection) -> None:
@@ -180,7 +181,7 @@ async def test_no_delivery_follows_cancel(connection: RabbitConnection) -> None:
     channel.ack(held.tag)
     await channel.recover()
     assert len(inbox.deliveries) == 1
-    assert await _ready(connection) == 2
+    await until_read(lambda: _ready(connection), 2)
 
 
 async def test_consuming_missing_queue_raises_not_found(connection: RabbitConnection) -> None:
@@ -206,7 +207,7 @@ async def test_callback_that_raises_keeps_connection(connection: RabbitConnectio
     await inbox.wait_for(3)
     await channel.close()
     assert [str(context["exception"]) for context in reported] == ["bad handler"]
-    assert await _ready(connection) == 1
+    await until_read(lambda: _ready(connection), 1)
 
 
 async def test_cancelled_get_requeues_its_message(

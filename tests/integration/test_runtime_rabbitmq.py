@@ -21,7 +21,7 @@ from hopback.runtime import Environment
 from hopback.topology.expand import NO_DELIVERY_LIMIT, SHADOW
 from hopback.topology.model import Queue, QueueType
 from tests.integration.proxy import Proxy
-from tests.integration.waiting import until
+from tests.integration.waiting import until, until_read
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -334,7 +334,7 @@ async def test_shutdown_requeues_messages_that_were_not_started(amqp_url: str) -
     assert [one.not_started for one in report.left] == [3]
     assert report.clean
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert await _messages(amqp_url, "orders") == 3
+    await until_read(lambda: _messages(amqp_url, "orders"), 3)
 
 
 async def test_topology_conflict_ends_run_with_both_values(amqp_url: str) -> None:
