@@ -112,6 +112,7 @@ async def kill_during_lift(stand: Stand) -> None:
     """Kill the broker while a command lifts the limit of a queue of another application."""
     await stand.declare("old.errors", {"x-queue-type": "quorum"})
     await stand.put("old.errors", 100)
+    await asyncio.sleep(5)  # a quorum queue that is killed earlier may have no leader afterwards
     peek = ("dlq", "peek", "old.errors", "--lift-limit", "--limit", "100", "--dlq", "old.errors")
     for seconds in (0.8, 1.6):
         child = stand.start(*peek)
